@@ -1,0 +1,148 @@
+"""The comparison as a whole: one call from text to report."""
+
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from diffattn import __version__
+from diffattn.compare.arms import DEFAULT_ARMS, parse_arms
+from diffattn.compare.corpus import Corpus, prepare_corpus
+from diffattn.compare.plan import ComparePlan, OutputFolder, said_plainly, write_json
+from diffattn.compare.pool import Workers, execute_runs
+from diffattn.compare.presets import get_preset
+from diffattn.compare.report import write_report
+from diffattn.compare.results import collect_results
+from diffattn.compare.run import peak_memory_bytes, read_result, started_model
+from diffattn.data import Windows
+from diffattn.evaluation import training_rates
+
+
+def compare(
+    out: str | Path,
+    *,
+    arms: str = DEFAULT_ARMS,
+    preset: str = "quick",
+    seeds: int = 3,
+    data: str | Path | None = None,
+    tokens: int | None = None,
+    resume: bool = False,
+    jobs: int | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Train several architectures on the same data and compare them on held-out data.
+
+    Args:
+        out: folder for `results.json`, `report.html`, the runs and their models.
+        arms: names separated by commas, see `parse_arms`; the first is the baseline.
+        preset: "smoke", "quick", "laptop" or "gpu".
+        seeds: number of seeds; each is trained in every arm.
+        data: text to train on: a file, a folder, a JSONL or a saved data set; None is the
+            bundled corpus.
+        tokens: training tokens of one run; None is the preset's.
+        resume: whether to go on with what `out` holds.
+        jobs: processes at a time; None means one for each core, or one for an accelerator.
+        say: is told what happens, a line at a time.
+
+    Returns:
+        The record that `results.json` holds.
+
+    Raises:
+        UserError: bad input, in one line.
+        StoppedError: the person asked to stop; `resume` goes on.
+    """
+    started = time.monotonic()
+    sizes = get_preset(preset)
+    if tokens is not None:
+        sizes = replace(sizes, tokens=tokens)
+    plan = ComparePlan(
+        arms=tuple(parse_arms(arms)),
+        seeds=seeds,
+        preset=sizes,
+        data=None if data is None else str(Path(data).expanduser().resolve()),
+    )
+    folder = OutputFolder(Path(out).expanduser(), plan, resume=resume)
+    with folder.locked():
+        corpus = prepare_corpus(plan, folder.data)
+        runs = len(plan.arms) * plan.seeds
+        workers = Workers.for_machine(runs=runs, accelerator=torch.cuda.is_available(), jobs=jobs)
+        say(_announcement(plan, corpus, workers))
+        execute_runs(plan, folder, workers)
+        say("measuring training speed, arms in turn")
+        rates = _rates(plan, corpus)
+        records = {
+            arm.name: [read_result(folder.run(arm, seed)) or {} for seed in range(plan.seeds)]
+            for arm in plan.arms
+        }
+        results = {
+            "title": " against ".join((plan.arms[-1].label, plan.arms[0].label))
+            if len(plan.arms) == 2
+            else f"{len(plan.arms)} kinds of attention compared",
+            "command": _command(plan, folder.path),
+            "version": __version__,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": _machine(workers),
+            **collect_results(plan, corpus, records, rates),
+            "peak_memory_bytes": peak_memory_bytes()
+            + workers.jobs
+            * max(run["peak_memory_bytes"] for runs in records.values() for run in runs),
+            "wall_seconds": time.monotonic() - started,
+        }
+        with said_plainly(folder.path):
+            write_json(folder.path / "results.json", results)
+            write_report(results, folder.path / "report.html")
+    return results
+
+
+def _rates(plan: ComparePlan, corpus: Corpus) -> dict[str, np.ndarray]:
+    """Tokens per second of every arm [seeds, 1], the median of rounds, on training text."""
+    preset = plan.preset
+    windows = Windows(corpus.train, preset.length, seed=0)
+    ids = torch.as_tensor(np.stack([windows[index] for index in range(preset.rows_per_step)]))
+    rates = []
+    for seed in range(plan.seeds):
+        models = [started_model(plan, arm, seed, corpus) for arm in plan.arms]
+        rates.append(np.median(training_rates(models, ids, rounds=preset.speed_rounds), axis=1))
+    return {arm.name: np.stack(rates)[:, place, None] for place, arm in enumerate(plan.arms)}
+
+
+def _announcement(plan: ComparePlan, corpus: Corpus, workers: Workers) -> str:
+    facts = corpus.facts
+    return (
+        f"{len(plan.arms)} arms x {plan.seeds} seed(s), {plan.training_steps} steps of "
+        f"{plan.tokens_per_step:,.0f} tokens each; {facts['source']}: "
+        f"{facts['documents_train']} documents ({facts['tokens_train']:,} tokens) to train on, "
+        f"{facts['documents_heldout']} held out; {workers.jobs} process(es) of "
+        f"{workers.threads} thread(s)"
+    )
+
+
+def _machine(workers: Workers) -> dict[str, Any]:
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    return {
+        "device": f"{device} ({platform.machine()})",
+        "cores": workers.jobs * workers.threads,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "threads_per_run": workers.threads,
+        "jobs": workers.jobs,
+    }
+
+
+def _command(plan: ComparePlan, out: Path) -> str:
+    arms = ",".join(arm.name.split("#")[0].replace("@lr", ":lr=") for arm in plan.arms)
+    parts = [f"diffattn compare --arms {arms} --preset {plan.preset.name} --seeds {plan.seeds}"]
+    if plan.data is not None:
+        parts.append(f"--data {plan.data}")
+    if plan.preset.tokens != get_preset(plan.preset.name).tokens:
+        parts.append(f"--tokens {plan.preset.tokens}")
+    parts.append(f"--out {out.name}")
+    return " ".join(parts)

@@ -1,0 +1,226 @@
+"""What a comparison will do, and the folder that belongs to it."""
+
+import dataclasses
+import errno
+import fcntl
+import json
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from diffattn.compare.arms import Arm
+from diffattn.compare.presets import Preset
+from diffattn.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComparePlan:
+    """A comparison with every setting resolved."""
+
+    arms: tuple[Arm, ...]
+    """The first is what the others are compared with."""
+    seeds: int
+    """Seeds 0 .. seeds - 1, each trained in every arm."""
+    preset: Preset
+    """Sizes; `tokens` is the resolved number."""
+    data: str | None
+    """Path of the text; None is the bundled corpus."""
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise UserError(f"seeds: expected at least 1, got {self.seeds}")
+        if self.training_steps < 4:
+            raise UserError(
+                f"tokens: expected at least {math.ceil(4 * self.tokens_per_step):,} (four "
+                f"optimizer steps of preset {self.preset.name}), got {self.preset.tokens:,}"
+            )
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Input tokens of an optimizer step."""
+        return self.preset.rows_per_step * self.preset.length
+
+    @property
+    def training_steps(self) -> int:
+        """Optimizer steps of one run."""
+        return math.ceil(self.preset.tokens / self.tokens_per_step)
+
+    @property
+    def recall_stages(self) -> tuple[tuple[int, int], ...]:
+        """Stages of the recall steps, as (number of steps, tokens of a sequence).
+
+        The first half of them doubles the length up to the full one: the circuit that finds a
+        needle forms in tens of steps among few tokens and in hundreds among many.
+        """
+        # one text token for each needle is the least that a sequence can hold
+        shortest = 1 + 2 * self.preset.recall_needles + 2 * self.preset.recall_queries
+        lengths = [self.preset.length]
+        while lengths[0] % 2 == 0 and lengths[0] // 2 >= shortest:
+            lengths.insert(0, lengths[0] // 2)
+        steps = int(self.training_steps * self.preset.recall_share)
+        short = len(lengths) - 1
+        each = steps // (2 * short) if short else 0
+        return (
+            *((each, length) for length in lengths[:-1]),
+            (steps - short * each, lengths[-1]),
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Everything that the results depend on, as JSON."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+
+class OutputFolder:
+    """The folder of one comparison; its plan is the first file written.
+
+    Args:
+        path: the folder; is created.
+        plan: the comparison.
+        resume: whether to go on with what the folder holds.
+
+    Raises:
+        UserError: the folder holds another comparison, or this one without `resume`, or cannot
+            be written.
+    """
+
+    def __init__(self, path: Path, plan: ComparePlan, *, resume: bool) -> None:
+        self.path = path
+        record = plan.record()
+        plan_file = path / "plan.json"
+        with said_plainly(path):
+            path.mkdir(parents=True, exist_ok=True)
+            if plan_file.exists():
+                self._check_same(plan_file, record, resume=resume)
+            elif any(entry.name != _LOCK for entry in path.iterdir()):
+                raise UserError(
+                    f"out: expected a new or empty folder, got {path}, which holds other files"
+                )
+            else:
+                write_json(plan_file, record)
+
+    def _check_same(self, plan_file: Path, record: dict[str, Any], *, resume: bool) -> None:
+        try:
+            found = json.loads(plan_file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise UserError(f"out: {plan_file} is damaged ({error}); choose another folder") from (
+                error
+            )
+        different = sorted(
+            name
+            for name in {*_flat(found), *_flat(record)}
+            if _flat(found).get(name) != _flat(record).get(name)
+        )
+        if different:
+            name = different[0]
+            raise UserError(
+                f"out: {self.path} belongs to another comparison ({name} there is "
+                f"{_flat(found).get(name)!r}, here {_flat(record).get(name)!r}); choose another "
+                "folder"
+            )
+        if not resume:
+            raise UserError(
+                f"out: {self.path} already holds this comparison; add --resume to go on with it, "
+                "or choose another folder"
+            )
+
+    @property
+    def data(self) -> Path:
+        """Tokenizer and token files."""
+        return self.path / "data"
+
+    def run(self, arm: Arm, seed: int) -> Path:
+        """Folder of one training run."""
+        return self.path / "runs" / arm.name.replace("#", "-") / f"seed{seed}"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder against a second command.
+
+        Raises:
+            UserError: another command holds it.
+        """
+        with said_plainly(self.path):
+            file = (self.path / _LOCK).open("w")
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UserError(
+                    f"out: another command is working in {self.path}; wait for it or choose "
+                    "another folder"
+                ) from error
+            yield
+
+
+_LOCK = ".lock"
+_PLAIN_ERRORS = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOTDIR,
+    errno.EEXIST,
+    errno.EISDIR,
+    errno.EFBIG,
+    errno.ENAMETOOLONG,
+}
+
+
+@contextmanager
+def said_plainly(path: Path) -> Iterator[None]:
+    """Turn a disk that is full or closed into one line.
+
+    Args:
+        path: the folder that was being written.
+
+    Raises:
+        UserError: the block failed because the folder cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _PLAIN_ERRORS:
+            raise
+        where = error.filename or path
+        raise UserError(f"out: cannot write {where}: {error.strerror}") from error
+    except Exception as error:  # libraries in other languages report a full disk in their words
+        if isinstance(error, UserError) or not _sounds_full(error):
+            raise
+        raise UserError(f"out: cannot write {path}: no space left on the disk") from error
+
+
+def _sounds_full(error: Exception) -> bool:
+    text = str(error)
+    return any(
+        phrase in text
+        for phrase in ("No space left", "os error 28", "PytorchStreamWriter", "inline_container")
+    )
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file whole or not at all."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    try:
+        draft.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Leaves of a nested JSON value by dotted name."""
+    if isinstance(value, dict):
+        parts = value.items()
+    elif isinstance(value, list):
+        parts = enumerate(value)
+    else:
+        return {prefix: value}
+    flat: dict[str, Any] = {}
+    for name, part in parts:
+        flat.update(_flat(part, f"{prefix}.{name}" if prefix else str(name)))
+    return flat

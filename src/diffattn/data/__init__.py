@@ -1,0 +1,40 @@
+"""Training data: documents, tokenizers, token streams, generated recall sequences."""
+
+from diffattn.data.corpus import Document, load_documents, split_documents
+from diffattn.data.mixture import RecallStage, TrainingStream
+from diffattn.data.packing import TokenFile, Windows, write_tokens
+from diffattn.data.recall import (
+    RecallItem,
+    RecallSequence,
+    RecallSpec,
+    RecallStream,
+    RecallTokens,
+    distractor,
+    make_recall,
+    oracle,
+    recall_grid,
+)
+from diffattn.data.tokenizer import cached_tokenizer, load_tokenizer, train_tokenizer
+
+__all__ = [
+    "Document",
+    "RecallItem",
+    "RecallSequence",
+    "RecallSpec",
+    "RecallStage",
+    "RecallStream",
+    "RecallTokens",
+    "TokenFile",
+    "TrainingStream",
+    "Windows",
+    "cached_tokenizer",
+    "distractor",
+    "load_documents",
+    "load_tokenizer",
+    "make_recall",
+    "oracle",
+    "recall_grid",
+    "split_documents",
+    "train_tokenizer",
+    "write_tokens",
+]

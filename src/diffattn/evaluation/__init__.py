@@ -1,0 +1,20 @@
+"""Measures of trained models on held-out data, with paired intervals."""
+
+from diffattn.evaluation.attention import AttentionShares, attention_shares
+from diffattn.evaluation.intervals import Comparison, compare_to_first
+from diffattn.evaluation.lam import lam_by_layer
+from diffattn.evaluation.loss import window_losses
+from diffattn.evaluation.recall import RecallOutcome, recall_outcomes
+from diffattn.evaluation.speed import training_rates
+
+__all__ = [
+    "AttentionShares",
+    "Comparison",
+    "RecallOutcome",
+    "attention_shares",
+    "compare_to_first",
+    "lam_by_layer",
+    "recall_outcomes",
+    "training_rates",
+    "window_losses",
+]

@@ -1,0 +1,124 @@
+"""Differences between arms with intervals that hold jointly.
+
+Every arm is measured on the same seeds and the same held-out items, so x[s, i] of an arm is
+paired with the first arm's. The difference of the grand means has the variance
+
+    V = V_seed + max(0, V_item - V_both)
+
+V_item is the variance of the mean over items, V_both the part of it that V_seed holds already.
+V_seed is the larger of two estimates: that of the pair alone, S - 1 degrees of freedom, and that
+of all arms together, (A - 1)(S - 1) degrees of freedom, from what is left of the A x S seed means
+after arm and seed effects. The interval is
+
+    difference +- t(1 - (1 - level) / (2 m); (A - 1)(S - 1)) sqrt(V)
+
+with m the number of comparisons in the family (Bonferroni). It assumes that a measure is about
+equally noisy in all arms; where one pair is noisier, its own estimate takes over.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from diffattn.errors import needs_extra
+
+Verdict = Literal["better", "worse", "no difference"]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """An arm against the first arm in one measure."""
+
+    arm: str
+    difference: float
+    """Mean of the arm minus mean of the first arm."""
+    interval: tuple[float, float] | None
+    """None where one seed leaves the noise between seeds unknown."""
+    verdict: Verdict
+
+    @property
+    def smallest_detectable(self) -> float | None:
+        """Half the interval's width: smaller differences could not have been told from none.
+
+        None without an interval, and where nothing varied, as when every answer is wrong.
+        """
+        half = 0.0 if self.interval is None else (self.interval[1] - self.interval[0]) / 2
+        return half or None
+
+
+def compare_to_first(
+    values: Mapping[str, np.ndarray],
+    *,
+    better: Literal["lower", "higher"],
+    comparisons: int,
+    level: float = 0.95,
+) -> list[Comparison]:
+    """Compare each arm with the first in one measure.
+
+    Args:
+        values: for each arm an array [seeds, items] of the measure; the same seeds and items.
+        better: which direction is an improvement.
+        comparisons: m, all comparisons that are to hold jointly.
+        level: joint confidence level.
+
+    Returns:
+        One comparison for each arm but the first. The verdict is "no difference" where the
+        interval contains 0 or there is none.
+
+    Raises:
+        ValueError: the arrays differ in shape.
+    """
+    first, *others = values
+    shapes = {array.shape for array in values.values()}
+    if len(shapes) != 1:
+        raise ValueError(f"values: expected one shape [seeds, items], got {sorted(shapes)}")
+    pooled, degrees = _pooled_seed_variance(list(values.values()))
+    result = []
+    for arm in others:
+        paired = np.asarray(values[arm], dtype=float) - np.asarray(values[first], dtype=float)
+        difference = float(paired.mean())
+        interval = None
+        if degrees > 0 and np.isfinite(paired).all():
+            half = _quantile(1 - (1 - level) / (2 * comparisons), degrees) * np.sqrt(
+                _variance(paired, pooled)
+            )
+            interval = (difference - float(half), difference + float(half))
+        result.append(Comparison(arm, difference, interval, _verdict(interval, better)))
+    return result
+
+
+def _verdict(interval: tuple[float, float] | None, better: Literal["lower", "higher"]) -> Verdict:
+    if interval is None or interval[0] <= 0.0 <= interval[1]:
+        return "no difference"
+    return "better" if (interval[0] > 0) == (better == "higher") else "worse"
+
+
+def _pooled_seed_variance(arrays: list[np.ndarray]) -> tuple[float, int]:
+    """Seed variance of the mean of a difference, from all arms; its degrees of freedom."""
+    means = np.stack([np.asarray(array, dtype=float).mean(axis=1) for array in arrays])  # [A, S]
+    arms, seeds = means.shape
+    degrees = (arms - 1) * (seeds - 1)
+    if degrees == 0:
+        return float("nan"), 0
+    residual = means - means.mean(0) - means.mean(1, keepdims=True) + means.mean()
+    return 2 * float(np.square(residual).sum()) / degrees / seeds, degrees
+
+
+def _variance(paired: np.ndarray, pooled: float) -> float:
+    """Variance of the grand mean of paired differences [seeds, items]."""
+    seeds, items = paired.shape
+    by_seed, by_item = paired.mean(axis=1), paired.mean(axis=0)
+    seed_part = max(pooled, float(by_seed.var(ddof=1)) / seeds)
+    if items == 1:
+        return seed_part
+    residual = paired - by_seed[:, None] - by_item + paired.mean()
+    both_part = float(np.square(residual).sum()) / ((seeds - 1) * (items - 1)) / (seeds * items)
+    return seed_part + max(0.0, float(by_item.var(ddof=1)) / items - both_part)
+
+
+def _quantile(probability: float, degrees: int) -> float:
+    with needs_extra("the interval of a difference", "eval"):
+        from scipy.special import stdtrit
+    return float(stdtrit(degrees, probability))

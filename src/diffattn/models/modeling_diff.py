@@ -1,0 +1,473 @@
+"""The differential Transformer language model: one decoder, attention chosen by a table."""
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import DynamicCache, GenerationMixin, PreTrainedModel
+from transformers import initialization as init
+from transformers.cache_utils import Cache
+from transformers.masking_utils import create_causal_mask, find_packed_sequence_indices
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from diffattn.models.configuration_diff import DiffTransformerConfig
+from diffattn.nn import DiffAttention, ExponentialLambda, RMSNorm, SoftmaxAttention
+from diffattn.nn.attention import AttentionLayer
+from diffattn.ops import rotary_angles
+from diffattn.ops.reference import attention_map
+
+Rotation = tuple[Tensor, Tensor]
+
+# the second field of the outputs: "cache" since transformers 5.24, "past_key_values" before
+_CACHE_FIELD = fields(BaseModelOutputWithPast)[1].name
+
+
+def eager_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """The attention call with its maps: softmax(query key^T scaling + mask) value.
+
+    Args:
+        module: the calling layer; not read.
+        query: [B, heads, T, W].
+        key: [B, G, S, W].
+        value: [B, G, S, E].
+        attention_mask: additive, broadcastable to [B, heads, T, S].
+        scaling: factor of the scores.
+        dropout: probability of dropping an entry of the map.
+        **kwargs: what other implementations read.
+
+    Returns:
+        Outputs [B, T, heads, E] and maps [B, heads, T, S].
+    """
+    maps = attention_map(
+        query.transpose(1, 2), key.transpose(1, 2), mask=attention_mask, scale=scaling
+    )
+    maps = F.dropout(maps, dropout) if dropout else maps
+    value = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
+    return (maps.to(value.dtype) @ value).transpose(1, 2), maps.to(query.dtype)
+
+
+class _ModelAttention(AttentionLayer):
+    """The forward pass of every attention layer: exactly one call of the attention interface."""
+
+    config: DiffTransformerConfig
+    layer_idx: int
+    is_causal = True
+
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride] the models' own contract
+        self,
+        hidden_states: Tensor,
+        position_embeddings: Rotation,
+        attention_mask: Tensor | None = None,
+        cache: Cache | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Output [B, T, hidden_size] and, where the kernel returns maps, [B, H, T, S]."""
+        query = self.kernel_queries(self.queries(hidden_states, position_embeddings))
+        key = self.kernel_keys(self.keys(hidden_states, position_embeddings))
+        value = self.values(hidden_states)
+        query, key, value = (t.transpose(1, 2) for t in (query, key, value))
+        if cache is not None:
+            key, value = cache.update(key, value, self.layer_idx)
+        attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation or "eager", eager_attention
+        )
+        heads, maps = attention_interface(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            scaling=self.scaling,
+            dropout=self.dropout if self.training else 0.0,
+            **kwargs,
+        )
+        heads = heads.reshape(*hidden_states.shape[:-1], -1, self.value_dim)
+        output = self.output(self.combine(hidden_states, heads)).to(hidden_states.dtype)
+        return output, None if maps is None else self.combine_maps(hidden_states, maps)
+
+
+class DiffTransformerSoftmaxAttention(_ModelAttention, SoftmaxAttention):  # pyright: ignore
+    """The Transformer's attention: `diffattn.nn.SoftmaxAttention` behind the interface."""
+
+    def __init__(self, config: DiffTransformerConfig, layer_idx: int) -> None:
+        heads, groups, width = config.kernel_geometry(layer_idx)
+        super().__init__(
+            config.hidden_size,
+            num_heads=heads,
+            num_key_value_heads=groups,
+            head_dim=width,
+            dropout=config.attention_dropout,
+        )
+        self.config, self.layer_idx = config, layer_idx
+
+
+class DiffTransformerDiffAttention(_ModelAttention, DiffAttention):  # pyright: ignore
+    """Differential attention: `diffattn.nn.DiffAttention` behind the interface."""
+
+    def __init__(self, config: DiffTransformerConfig, layer_idx: int) -> None:
+        v2 = config.attention_kind(layer_idx) == "v2"
+        super().__init__(
+            config.hidden_size,
+            sizes=config.diff_sizes(layer_idx),
+            lam="sigmoid" if v2 else "exponential",
+            layer_idx=layer_idx,
+            own_noise_key=not v2,
+            head_norm=not v2,
+            lambda_start=config.lambda_start,
+            lambda_std=config.lambda_std,
+            norm_eps=config.rms_norm_eps,
+            dropout=config.attention_dropout,
+            dropout_masks="independent",
+        )
+        self.config = config
+
+
+ATTENTION_CLASSES: dict[str, Callable[[DiffTransformerConfig, int], _ModelAttention]] = {
+    "softmax": DiffTransformerSoftmaxAttention,
+    "v1": DiffTransformerDiffAttention,
+    "v2": DiffTransformerDiffAttention,
+    "grouped": DiffTransformerDiffAttention,
+}
+
+
+class DiffTransformerEmbedding(nn.Embedding):
+    """Token embedding, multiplied by sqrt(hidden_size) where the configuration says so."""
+
+    def __init__(self, config: DiffTransformerConfig) -> None:
+        super().__init__(config.vocab_size, config.hidden_size)
+        self.embed_scale = config.hidden_size**0.5 if config.scale_embeddings else 1.0
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[B, T] ids to [B, T, hidden_size]."""
+        return super().forward(input) * self.embed_scale
+
+
+class DiffTransformerMLP(nn.Module):
+    """SwiGLU: (silu(x W_gate) * x W_up) W_down."""
+
+    def __init__(self, config: DiffTransformerConfig) -> None:
+        super().__init__()
+        width, inner = config.hidden_size, config.intermediate_size
+        assert inner is not None  # the configuration has derived it
+        self.gate_proj = nn.Linear(width, inner, bias=False)
+        self.up_proj = nn.Linear(width, inner, bias=False)
+        self.down_proj = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, hidden_size] to the same."""
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class DiffTransformerDecoderLayer(GradientCheckpointingLayer):
+    """Pre-norm block: attention, then SwiGLU, each with its residual."""
+
+    def __init__(self, config: DiffTransformerConfig, layer_idx: int) -> None:
+        super().__init__()
+        attention = ATTENTION_CLASSES[config.attention_kind(layer_idx)]
+        self.self_attn = attention(config, layer_idx)
+        self.mlp = DiffTransformerMLP(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        cache: Cache | None = None,
+        position_embeddings: Rotation | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """[B, T, hidden_size] to the same."""
+        attended, _ = self.self_attn(
+            self.input_layernorm(hidden_states),
+            position_embeddings=position_embeddings,
+            attention_mask=attention_mask,
+            cache=cache,
+            **kwargs,
+        )
+        hidden_states = hidden_states + attended
+        return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
+
+
+class DiffTransformerPreTrainedModel(PreTrainedModel):
+    """Initialisation and loading shared by the model classes."""
+
+    config: DiffTransformerConfig
+    config_class = DiffTransformerConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["DiffTransformerDecoderLayer"]  # noqa: RUF012
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+    _keep_in_fp32_modules_strict = [  # noqa: RUF012
+        "lambda_q1",
+        "lambda_k1",
+        "lambda_q2",
+        "lambda_k2",
+        "lambda_proj",
+    ]
+    _can_record_outputs = {  # noqa: RUF012
+        "hidden_states": DiffTransformerDecoderLayer,
+        "attentions": _ModelAttention,
+    }
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        # the guarded functions of transformers leave loaded tensors alone
+        fixed = self.config.initializer_range
+        if isinstance(module, nn.Linear) and fixed is None:
+            init.uniform_(module.weight, -(module.in_features**-0.5), module.in_features**-0.5)
+        elif isinstance(module, (nn.Linear, nn.Embedding)):
+            std = self.config.hidden_size**-0.5 if fixed is None else fixed
+            init.normal_(module.weight, std=std)
+        elif isinstance(module, RMSNorm):
+            init.ones_(module.weight)
+        elif isinstance(module, ExponentialLambda):
+            for vector in module.parameters():
+                init.normal_(vector, std=module.std)
+            init.constant_(module.start, module.start_value)
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """Load a checkpoint; see `transformers.PreTrainedModel.from_pretrained`.
+
+        Raises:
+            ValueError: the checkpoint lacks tensors of the model; the message names them.
+
+        Differs: transformers fills missing tensors with random numbers and warns.
+        """
+        wants_info = kwargs.pop("output_loading_info", False)
+        loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        model, info = loaded
+        if missing := sorted(info["missing_keys"]):
+            raise ValueError(
+                f"checkpoint: lacks {len(missing)} tensor(s) of {cls.__name__}: "
+                f"{', '.join(missing[:8])}{', ...' if len(missing) > 8 else ''}"
+            )
+        return (model, info) if wants_info else model
+
+
+class DiffTransformerModel(DiffTransformerPreTrainedModel):
+    """The decoder without an output layer.
+
+    Args:
+        config: see `DiffTransformerConfig`.
+    """
+
+    def __init__(self, config: DiffTransformerConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = DiffTransformerEmbedding(config)
+        self.layers = nn.ModuleList(
+            DiffTransformerDecoderLayer(config, index) for index in range(config.num_hidden_layers)
+        )
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """Run the decoder.
+
+        Args:
+            input_ids: [B, T] token ids; or give `inputs_embeds`.
+            attention_mask: [B, S] with 0 for padding, or a prepared mask of 4 axes.
+            position_ids: [B, T]; None counts visible tokens of each row. Positions that start
+                anew within a row separate packed documents.
+            cache: keys and values of earlier steps.
+            inputs_embeds: [B, T, hidden_size] in place of `input_ids`.
+            use_cache: whether to return a cache.
+            past_key_values: the name of `cache` before transformers 5.24.
+            **kwargs: passed to the attention implementation.
+
+        Returns:
+            `last_hidden_state` [B, T, hidden_size], `cache`; and with `output_attentions` (eager
+            attention) the maps [B, H, T, S] of each layer: for a differential layer the
+            difference of both.
+
+        Raises:
+            ValueError: both or neither of `input_ids` and `inputs_embeds` are given.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("input_ids: give exactly one of input_ids and inputs_embeds")
+        hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        cache = past_key_values if cache is None else cache
+        documents = _documents(position_ids, attention_mask, cache)
+        if position_ids is None:
+            position_ids = _positions(hidden_states, attention_mask, cache)
+        causal_mask = create_causal_mask(
+            self.config,
+            hidden_states,
+            attention_mask,
+            cache,
+            position_ids,
+            and_mask_function=documents,
+        )
+        if use_cache and cache is None:
+            cache = DynamicCache(config=self.config)
+        rotation = rotary_angles(
+            position_ids,
+            self.config.hidden_size // self.config.match_heads,
+            theta=self.config.rope_theta,
+            dtype=torch.promote_types(hidden_states.dtype, torch.float32),
+        )
+        for layer in self.layers:
+            hidden_states = layer(
+                hidden_states,
+                attention_mask=causal_mask,
+                cache=cache,
+                position_embeddings=rotation,
+                position_ids=position_ids,
+                **kwargs,
+            )
+        return BaseModelOutputWithPast(self.norm(hidden_states), cache if use_cache else None)
+
+
+class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin):
+    """The decoder with a next-token output layer.
+
+    Args:
+        config: see `DiffTransformerConfig`.
+
+    Example:
+        >>> config = DiffTransformerConfig(
+        ...     vocab_size=64, hidden_size=64, num_hidden_layers=2, match_heads=4
+        ... )
+        >>> model = DiffTransformerForCausalLM(config)
+        >>> model(torch.tensor([[1, 2, 3]])).logits.shape
+        torch.Size([1, 3, 64])
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+
+    def __init__(self, config: DiffTransformerConfig) -> None:
+        super().__init__(config)
+        self.model = DiffTransformerModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Predict the next token of each position.
+
+        Args:
+            input_ids: as in `DiffTransformerModel`; so for the arguments not named here.
+            attention_mask: as there.
+            position_ids: as there.
+            cache: as there.
+            inputs_embeds: as there.
+            labels: [B, T] token ids, not shifted; -100 leaves a position out of the loss.
+            use_cache: as there.
+            logits_to_keep: number of last positions to predict (0 = all), or their indices.
+            past_key_values: as there.
+            **kwargs: passed to the loss and the attention implementation.
+
+        Returns:
+            `loss` in nats per labelled token, `logits` [B, T, vocab_size], `cache`.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            cache=past_key_values if cache is None else cache,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        hidden_states = outputs.last_hidden_state
+        if isinstance(logits_to_keep, Tensor):
+            hidden_states = hidden_states[:, logits_to_keep]
+        elif logits_to_keep:
+            hidden_states = hidden_states[:, -logits_to_keep:]
+        logits = self.lm_head(hidden_states)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(
+                logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
+            )
+        return CausalLMOutputWithPast(
+            loss,
+            logits,
+            getattr(outputs, _CACHE_FIELD),
+            outputs.hidden_states,
+            outputs.attentions,
+        )
+
+
+def _positions(x: Tensor, attention_mask: Tensor | None, cache: Cache | None) -> Tensor:
+    """Positions [B or 1, T], counting the visible tokens of each row where a mask says which."""
+    length = x.shape[1]
+    if attention_mask is not None and attention_mask.dim() == 2:
+        return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
+    seen = 0 if cache is None else cache.get_seq_length()
+    return (torch.arange(length, device=x.device) + seen)[None]
+
+
+def _documents(
+    position_ids: Tensor | None, attention_mask: Tensor | None, cache: Cache | None
+) -> Callable | None:
+    """Mask function that keeps packed documents apart, where transformers would not.
+
+    It recognises them by positions that start anew, but only without a padding mask and without
+    a cache; otherwise documents would silently see each other.
+    """
+    if position_ids is None or (attention_mask is None and cache is None):
+        return None
+    if attention_mask is not None and attention_mask.dim() != 2:
+        return None
+    if cache is not None and cache.get_seq_length() > 0:
+        return None
+    documents = find_packed_sequence_indices(position_ids)
+    if documents is None:
+        return None
+    length = documents.shape[1]
+    keys = length if cache is None else cache.get_mask_sizes(length, 0)[0]
+    of_keys = F.pad(documents, (0, keys - length), value=-1)
+    rows = documents.shape[0] - 1  # positions may stand once for the whole batch
+
+    def same(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        row = batch.clamp(max=rows)
+        return documents[row, query] == of_keys[row, key]
+
+    return same

@@ -1,0 +1,27 @@
+"""Differential attention as functions of tensors; imports torch alone."""
+
+from diffattn.ops.attention import IMPLEMENTATIONS, diff_attention, softmax_attention
+from diffattn.ops.difference import subtract_maps, subtract_outputs
+from diffattn.ops.lambdas import exponential_lambda, lambda_init, sigmoid_lambda
+from diffattn.ops.layout import join_stripes, split_stripes
+from diffattn.ops.one_call import stack_keys, stack_queries
+from diffattn.ops.reference import diff_attention_maps
+from diffattn.ops.rotary import apply_rotary, rotary_angles
+
+__all__ = [
+    "IMPLEMENTATIONS",
+    "apply_rotary",
+    "diff_attention",
+    "diff_attention_maps",
+    "exponential_lambda",
+    "join_stripes",
+    "lambda_init",
+    "rotary_angles",
+    "sigmoid_lambda",
+    "softmax_attention",
+    "split_stripes",
+    "stack_keys",
+    "stack_queries",
+    "subtract_maps",
+    "subtract_outputs",
+]

@@ -1,0 +1,68 @@
+"""Which keys a query sees: causal order, windows, user masks."""
+
+import torch
+from torch import Tensor
+
+
+def additive_and_visible(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Split a user's mask into what is added to the scores and what may be seen.
+
+    Args:
+        mask: bool (True = visible) or float (added to the scores; -inf or the dtype's lowest
+            finite number = invisible), broadcastable to [B, H, T, S].
+
+    Returns:
+        (bias, visible), each None where there is nothing to say. Invisible entries of `bias`
+        are 0, so that no infinity meets another.
+    """
+    if mask is None:
+        return None, None
+    if mask.dtype == torch.bool:
+        return None, mask
+    visible = mask > torch.finfo(mask.dtype).min
+    return mask.masked_fill(~visible, 0.0), visible
+
+
+def band(
+    rows: range,
+    columns: range,
+    *,
+    offset: int,
+    causal: bool,
+    window: int | None,
+    device: torch.device,
+) -> Tensor | None:
+    """Visibility by position for a block of the score matrix.
+
+    Query row i stands at position i + offset, where offset = S - T puts the last query at the
+    last key (bottom-right alignment). Causal: keys up to that position. Window w: keys less than
+    w positions away, the query's own included.
+
+    Args:
+        rows: the block's query indices.
+        columns: the block's key indices.
+        offset: S - T.
+        causal: whether later keys are hidden.
+        window: w, or None for no limit.
+        device: where the mask is made.
+
+    Returns:
+        [len(rows), len(columns)] bool, True = visible; None when everything is.
+    """
+    if not causal and window is None:
+        return None
+    position = torch.arange(rows.start, rows.stop, device=device)[:, None] + offset
+    key = torch.arange(columns.start, columns.stop, device=device)[None, :]
+    distance = position - key
+    if window is None:
+        return distance >= 0
+    if causal:
+        return (distance >= 0) & (distance < window)
+    return distance.abs() < window
+
+
+def both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """Visible in `a` and in `b`, where None sees everything."""
+    if a is None:
+        return b
+    return a if b is None else a & b

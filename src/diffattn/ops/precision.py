@@ -1,0 +1,14 @@
+"""Regions that autocast must leave alone."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+
+def own_precision(tensor: Tensor) -> AbstractContextManager:
+    """A context in which operations keep the dtypes they are given, autocast or not."""
+    device = tensor.device.type
+    if not torch.amp.is_autocast_available(device):  # such as "meta"
+        return nullcontext()
+    return torch.autocast(device, enabled=False)

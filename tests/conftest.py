@@ -1,0 +1,37 @@
+"""What every test shares: one thread, a fixed seed, the markers, the hypothesis profiles."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+sys.path.append(str(Path(__file__).parent))  # makes `import oracles` work in every folder
+
+torch.set_num_threads(1)
+
+# the autouse fixtures below set a seed, which needs no reset between examples
+_SUPPRESSED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+settings.register_profile(
+    "default", max_examples=100, deadline=None, suppress_health_check=_SUPPRESSED
+)
+settings.register_profile(
+    "many", max_examples=2000, deadline=None, suppress_health_check=_SUPPRESSED
+)
+settings.load_profile("default")  # `--hypothesis-profile=many` chooses the other
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seed():
+    torch.manual_seed(0)
+
+
+def pytest_collection_modifyitems(config, items):
+    no_device = pytest.mark.skip(reason="needs a CUDA device; torch.cuda.is_available() is False")
+    unasked = pytest.mark.skip(reason="takes minutes; run with -m slow")
+    for item in items:
+        if "gpu" in item.keywords and not torch.cuda.is_available():
+            item.add_marker(no_device)
+        if "slow" in item.keywords and "slow" not in config.getoption("markexpr"):
+            item.add_marker(unasked)
