@@ -16,8 +16,11 @@ def draw_start(model: Any, seed: int) -> None:
         model: a `PreTrainedModel`; its own initialisation rule is used.
         seed: of the draw.
     """
+    drawn: set[int] = set()
     for name, module in model.named_modules():
-        if any(True for _ in module.parameters(recurse=False)):
+        own = {id(parameter) for parameter in module.parameters(recurse=False)}
+        if own - drawn:  # a tied output layer keeps what the embedding drew
+            drawn |= own
             digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
             torch.manual_seed(int.from_bytes(digest[:7], "big"))
             for parameter in module.parameters(recurse=False):

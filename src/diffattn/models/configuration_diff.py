@@ -30,8 +30,8 @@ class DiffTransformerConfig(PreTrainedConfig):
         max_position_embeddings: positions that training covers; informative.
         rms_norm_eps: epsilon of all norms.
         initializer_range: standard deviation of the normal initialisation of all matrices; None
-            means the authors' initialisation: torch's default for linear maps, uniform in
-            +- fan_in^-1/2, and N(0, hidden_size^-1/2) for embeddings.
+            means the authors': torch's default for linear maps, uniform in +- fan_in^-1/2, and
+            N(0, hidden_size^-1/2) for embeddings, half of that (our choice) where they are tied.
         scale_embeddings: whether embeddings are multiplied by hidden_size^1/2, so that the
             residual stream starts at unit scale beside the normed heads of V1.
         lambda_std: standard deviation of the lambda vectors' initialisation.

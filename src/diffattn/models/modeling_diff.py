@@ -237,14 +237,18 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
         if isinstance(module, nn.Linear) and fixed is None:
             init.uniform_(module.weight, -(module.in_features**-0.5), module.in_features**-0.5)
         elif isinstance(module, (nn.Linear, nn.Embedding)):
-            std = self.config.hidden_size**-0.5 if fixed is None else fixed
-            init.normal_(module.weight, std=std)
+            init.normal_(module.weight, std=self._embedding_std() if fixed is None else fixed)
         elif isinstance(module, RMSNorm):
             init.ones_(module.weight)
         elif isinstance(module, ExponentialLambda):
             for vector in module.parameters():
                 init.normal_(vector, std=module.std)
             init.constant_(module.start, module.start_value)
+
+    def _embedding_std(self) -> float:
+        # a tied output layer with the authors' spread would start by naming the token just read
+        tied = self.config.tie_word_embeddings
+        return self.config.hidden_size**-0.5 * (0.5 if tied else 1.0)
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
