@@ -25,7 +25,7 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 
 types: $(VENV)/.installed
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .

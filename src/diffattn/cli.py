@@ -67,6 +67,11 @@ def _add_compare(verbs: "argparse._SubParsersAction[_Parser]") -> None:
         help="text: a file, a folder, a JSONL or a saved data set (default: bundled speeches)",
     )
     parser.add_argument(
+        "--tokenizer",
+        default=None,
+        help="folder of a Hugging Face tokenizer with BOS and EOS (default: one is trained)",
+    )
+    parser.add_argument(
         "--tokens", type=int, default=None, help="training tokens of one run (default: preset's)"
     )
     parser.add_argument(
@@ -90,6 +95,7 @@ def _compare(args: argparse.Namespace) -> int:
             preset=args.preset,
             seeds=args.seeds,
             data=args.data,
+            tokenizer=args.tokenizer,
             tokens=args.tokens,
             resume=args.resume,
             jobs=args.jobs,

@@ -108,6 +108,7 @@ def one_line(capsys):
         (["--seeds", "many"], "argument --seeds: invalid int value: 'many'"),
         (["--tokens", "10"], "tokens: expected at least"),
         (["--data", "{tmp}/nothing.txt"], "data"),
+        (["--tokenizer", "{tmp}"], "tokenizer"),
         (["--data", "{tmp}/empty.txt"], "data"),
         (["--data", "{tmp}/binary.txt"], "data"),
         (["--data", "{tmp}/latin.txt"], "data"),

@@ -161,11 +161,12 @@ def test_window_losses_are_the_models_own(grid, batch_size):
 def test_lam_of_each_layer():
     model = model_of(["softmax", "v1", "v2"], layers=3)
     ids = torch.randint(0, 400, (2, 16))
+    torch.nn.init.zeros_(model.model.layers[2].self_attn.lam.lambda_proj.weight)
     lams = lam_by_layer(model, ids)
     assert lams[0] is None
     layer = model.model.layers[1].self_attn
     assert lams[1] == pytest.approx(layer.lam(ids).item(), abs=1e-6)
-    assert lams[2] == pytest.approx(0.5, abs=0.05)
+    assert lams[2] == 0.5
     assert lam_by_layer(model_of("softmax"), ids) == []
 
 

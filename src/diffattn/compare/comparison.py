@@ -32,6 +32,7 @@ def compare(
     preset: str = "quick",
     seeds: int = 3,
     data: str | Path | None = None,
+    tokenizer: str | Path | None = None,
     tokens: int | None = None,
     resume: bool = False,
     jobs: int | None = None,
@@ -46,6 +47,7 @@ def compare(
         seeds: number of seeds; each is trained in every arm.
         data: text to train on: a file, a folder, a JSONL or a saved data set; None is the
             bundled corpus.
+        tokenizer: folder of a tokenizer with BOS and EOS; None trains one on the training text.
         tokens: training tokens of one run; None is the preset's.
         resume: whether to go on with what `out` holds.
         jobs: processes at a time; None means one for each core, or one for an accelerator.
@@ -66,7 +68,8 @@ def compare(
         arms=tuple(parse_arms(arms)),
         seeds=seeds,
         preset=sizes,
-        data=None if data is None else str(Path(data).expanduser().resolve()),
+        data=_absolute(data),
+        tokenizer=_absolute(tokenizer),
     )
     folder = OutputFolder(Path(out).expanduser(), plan, resume=resume)
     with folder.locked():
@@ -99,6 +102,10 @@ def compare(
             write_json(folder.path / "results.json", results)
             write_report(results, folder.path / "report.html")
     return results
+
+
+def _absolute(path: str | Path | None) -> str | None:
+    return None if path is None else str(Path(path).expanduser().resolve())
 
 
 def _rates(plan: ComparePlan, corpus: Corpus) -> dict[str, np.ndarray]:
@@ -142,6 +149,8 @@ def _command(plan: ComparePlan, out: Path) -> str:
     parts = [f"diffattn compare --arms {arms} --preset {plan.preset.name} --seeds {plan.seeds}"]
     if plan.data is not None:
         parts.append(f"--data {plan.data}")
+    if plan.tokenizer is not None:
+        parts.append(f"--tokenizer {plan.tokenizer}")
     if plan.preset.tokens != get_preset(plan.preset.name).tokens:
         parts.append(f"--tokens {plan.preset.tokens}")
     parts.append(f"--out {out.name}")

@@ -13,6 +13,7 @@ from diffattn.data import (
     TokenFile,
     cached_tokenizer,
     load_documents,
+    load_tokenizer,
     split_documents,
     write_tokens,
 )
@@ -51,14 +52,15 @@ class Corpus:
 
 
 def prepare_corpus(plan: ComparePlan, folder: Path) -> Corpus:
-    """Split the documents, train the tokenizer on the training part, encode both parts.
+    """Split the documents, train the tokenizer on the training part or load it, encode both parts.
 
     Args:
         plan: the comparison.
         folder: gets `tokenizer/`, `train.bin`, `heldout.bin`, `facts.json`; kept on a resume.
 
     Raises:
-        UserError: the text cannot be read, is too short, or does not support the vocabulary.
+        UserError: the text cannot be read, is too short, or does not support the vocabulary; the
+            folder holds no tokenizer, or one without BOS and EOS.
     """
     facts_file = folder / "facts.json"
     if facts_file.exists():
@@ -69,11 +71,15 @@ def prepare_corpus(plan: ComparePlan, folder: Path) -> Corpus:
     heldout = _enough(heldout, 2 * preset.heldout_windows * preset.length)
     with said_plainly(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        tokenizer = cached_tokenizer(
-            [document.text for document in training],
-            plan.preset.vocab_size,
-            folder / "tokenizer",
-        )
+        if plan.tokenizer is None:
+            tokenizer = cached_tokenizer(
+                [document.text for document in training],
+                plan.preset.vocab_size,
+                folder / "tokenizer",
+            )
+        else:
+            tokenizer = load_tokenizer(plan.tokenizer)
+            tokenizer.save_pretrained(folder / "tokenizer")
         train = write_tokens(training, tokenizer, folder / "train.bin")
         held = write_tokens(heldout, tokenizer, folder / "heldout.bin")
         facts = {

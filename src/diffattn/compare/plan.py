@@ -29,6 +29,8 @@ class ComparePlan:
     """Sizes; `tokens` is the resolved number."""
     data: str | None
     """Path of the text; None is the bundled corpus."""
+    tokenizer: str | None = None
+    """Folder of a tokenizer; None trains one on the training documents."""
 
     def __post_init__(self) -> None:
         if self.seeds < 1:

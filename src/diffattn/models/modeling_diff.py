@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache
-from transformers.masking_utils import create_causal_mask, find_packed_sequence_indices
+from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -18,48 +18,21 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from transformers.utils.output_capturing import capture_outputs
 
 from diffattn.models.configuration_diff import DiffTransformerConfig
-from diffattn.nn import DiffAttention, ExponentialLambda, RMSNorm, SoftmaxAttention
-from diffattn.nn.attention import AttentionLayer
+from diffattn.models.eager import eager_attention
+from diffattn.models.positions import count_positions, separate_documents
+from diffattn.nn import (
+    AttentionLayer,
+    DiffAttention,
+    ExponentialLambda,
+    RMSNorm,
+    SoftmaxAttention,
+)
 from diffattn.ops import rotary_angles
-from diffattn.ops.reference import attention_map
 
 Rotation = tuple[Tensor, Tensor]
 
 # the second field of the outputs: "cache" since transformers 5.24, "past_key_values" before
 _CACHE_FIELD = fields(BaseModelOutputWithPast)[1].name
-
-
-def eager_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float,
-    dropout: float = 0.0,
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor]:
-    """The attention call with its maps: softmax(query key^T scaling + mask) value.
-
-    Args:
-        module: the calling layer; not read.
-        query: [B, heads, T, W].
-        key: [B, G, S, W].
-        value: [B, G, S, E].
-        attention_mask: additive, broadcastable to [B, heads, T, S].
-        scaling: factor of the scores.
-        dropout: probability of dropping an entry of the map.
-        **kwargs: what other implementations read.
-
-    Returns:
-        Outputs [B, T, heads, E] and maps [B, heads, T, S].
-    """
-    maps = attention_map(
-        query.transpose(1, 2), key.transpose(1, 2), mask=attention_mask, scale=scaling
-    )
-    maps = F.dropout(maps, dropout) if dropout else maps
-    value = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
-    return (maps.to(value.dtype) @ value).transpose(1, 2), maps.to(query.dtype)
 
 
 class _ModelAttention(AttentionLayer):
@@ -325,9 +298,9 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             raise ValueError("input_ids: give exactly one of input_ids and inputs_embeds")
         hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         cache = past_key_values if cache is None else cache
-        documents = _documents(position_ids, attention_mask, cache)
+        documents = separate_documents(position_ids, attention_mask, cache)
         if position_ids is None:
-            position_ids = _positions(hidden_states, attention_mask, cache)
+            position_ids = count_positions(hidden_states, attention_mask, cache)
         causal_mask = create_causal_mask(
             self.config,
             hidden_states,
@@ -437,41 +410,3 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
             outputs.hidden_states,
             outputs.attentions,
         )
-
-
-def _positions(x: Tensor, attention_mask: Tensor | None, cache: Cache | None) -> Tensor:
-    """Positions [B or 1, T], counting the visible tokens of each row where a mask says which."""
-    length = x.shape[1]
-    if attention_mask is not None and attention_mask.dim() == 2:
-        return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
-    seen = 0 if cache is None else cache.get_seq_length()
-    return (torch.arange(length, device=x.device) + seen)[None]
-
-
-def _documents(
-    position_ids: Tensor | None, attention_mask: Tensor | None, cache: Cache | None
-) -> Callable | None:
-    """Mask function that keeps packed documents apart, where transformers would not.
-
-    It recognises them by positions that start anew, but only without a padding mask and without
-    a cache; otherwise documents would silently see each other.
-    """
-    if position_ids is None or (attention_mask is None and cache is None):
-        return None
-    if attention_mask is not None and attention_mask.dim() != 2:
-        return None
-    if cache is not None and cache.get_seq_length() > 0:
-        return None
-    documents = find_packed_sequence_indices(position_ids)
-    if documents is None:
-        return None
-    length = documents.shape[1]
-    keys = length if cache is None else cache.get_mask_sizes(length, 0)[0]
-    of_keys = F.pad(documents, (0, keys - length), value=-1)
-    rows = documents.shape[0] - 1  # positions may stand once for the whole batch
-
-    def same(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        row = batch.clamp(max=rows)
-        return documents[row, query] == of_keys[row, key]
-
-    return same
