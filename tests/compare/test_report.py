@@ -16,14 +16,13 @@ from xml.etree import ElementTree
 import pytest
 
 from diffattn.compare import plots, report
+from diffattn.compare.answer import answer
+from diffattn.compare.numbers import count_text
+from diffattn.compare.palette import DARK_COLORS
+from diffattn.compare.plot_style import WORDS
 from diffattn.compare.report import render_report, write_report
-from diffattn.compare.table import (
-    answer,
-    count_text,
-    labels,
-    measure_table,
-    terminal_table,
-)
+from diffattn.compare.rows import labels, measure_table
+from diffattn.compare.table import terminal_table
 from diffattn.errors import UserError
 
 if TYPE_CHECKING:
@@ -396,6 +395,13 @@ def test_page_names_every_arm_and_verdict(page: str, results: Results) -> None:
         assert f'class="pill {verdict.replace(" ", "-")}">{verdict}<' in page
 
 
+def test_page_says_what_attends_in_every_arm(page: str) -> None:
+    text = text_of(page)
+    assert "softmax: 8 heads of 16" in text
+    assert "V1: 4 differential heads" in text
+    assert "V2: 8 differential heads" in text
+
+
 def test_page_begins_with_the_answer_then_table_then_figures(page: str) -> None:
     places = [page.index(f'id="{name}"') for name in ("answer", "repeat", "arms", "differences")]
     assert places == sorted(places)
@@ -567,14 +573,14 @@ def test_page_holds_every_figure_with_a_description(
 def test_figures_say_what_is_missing(draw: Callable[[Results], str]) -> None:
     svg = draw(bare())
     texts = list(svg_texts(svg))
-    assert plots.WORDS in svg
+    assert WORDS in svg
     assert len(texts) == 1
     assert re.match("This run|No arm", texts[0])
 
 
 def test_figures_use_only_colours_that_have_a_dark_version(page: str) -> None:
     used = set(re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", page.partition("<body>")[2]))
-    assert used <= set(plots.DARK_COLORS)
+    assert used <= set(DARK_COLORS)
 
 
 def test_loss_falls_back_to_the_training_loss(results: Results) -> None:

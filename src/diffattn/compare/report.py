@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from diffattn.compare import plots, table
-from diffattn.compare.table import MISSING, Measure, MeasureRow, Results
+from diffattn.compare import palette, plots
+from diffattn.compare.answer import answer
+from diffattn.compare.numbers import (
+    MISSING,
+    Scale,
+    bytes_text,
+    count_text,
+    duration_text,
+    plural,
+    scale_of,
+)
+from diffattn.compare.plot_style import WORDS
+from diffattn.compare.rows import (
+    VERDICTS,
+    Measure,
+    MeasureRow,
+    Results,
+    arm_table,
+    labels,
+    level_text,
+    measure_table,
+)
 from diffattn.errors import needs_extra
 
 if TYPE_CHECKING:
@@ -28,14 +48,6 @@ class _Figure:
 
 
 @dataclass(frozen=True)
-class _Group:
-    """All comparisons of one measure."""
-
-    measure: Measure
-    rows: Sequence[MeasureRow]
-
-
-@dataclass(frozen=True)
 class _Run:
     """One training run, as text."""
 
@@ -50,6 +62,11 @@ class _Run:
     warnings: Sequence[str]
 
 
+_ATTENTION_DEFINITION: Final = (
+    "Share of absolute attention weight of the query token (the last prompt token that asks for "
+    "a needle), averaged over heads, layers and items; answer = the queried needle, noise = the "
+    "other context tokens; the first token (BOS) and the question itself are neither."
+)
 _FIGURES: Final[Sequence[tuple[str, str, Callable[[Results], str], str]]] = (
     (
         "differences",
@@ -91,7 +108,7 @@ _FIGURES: Final[Sequence[tuple[str, str, Callable[[Results], str], str]]] = (
         "attention-bars",
         "Where attention goes",
         plots.attention_bars,
-        f"{table.ATTENTION_DEFINITION} Bars are means, dots are single seeds.",
+        f"{_ATTENTION_DEFINITION} Bars are means, dots are single seeds.",
     ),
     (
         "attention-by-depth",
@@ -157,30 +174,31 @@ def _template() -> Template:
 
 
 def _context(results: Results) -> dict[str, Any]:
-    arms = table.arm_table(results)
+    arms = arm_table(results)
     return {
         "title": results.get("title") or "Comparison",
         "command": results.get("command") or "",
         "subtitle": _subtitle(results),
-        "answer": table.answer(results),
-        "verdicts": table.VERDICTS,
+        "answer": answer(results),
+        "css": palette.css_name,
+        "verdicts": VERDICTS,
         "arms": arms,
         "reference": arms[0].label if arms else "",
         "colors": _arm_colors(results),
         "groups": _groups(results),
-        "level": table.level_text(results),
+        "level": level_text(results),
         "spread": _spread(results),
         "figures": _figures(results),
-        "attention_definition": table.ATTENTION_DEFINITION,
+        "attention_definition": _ATTENTION_DEFINITION,
         "runs": _runs(results),
         "data": _data(results),
         "machine": _machine(results),
         "config": _flat(results.get("config") or {}),
         "notes": [str(note) for note in results.get("notes") or ()],
         "missing": MISSING,
-        "light_theme": _light_theme(),
-        "dark_theme": _dark_theme(),
-        "dark_figures": _dark_figures(),
+        "light_theme": palette.light_theme(),
+        "dark_theme": palette.dark_theme(),
+        "dark_figures": palette.dark_figures(),
     }
 
 
@@ -188,8 +206,8 @@ def _subtitle(results: Results) -> str:
     version = results.get("version")
     parts = (
         f"preset {results['preset']}" if results.get("preset") else "",
-        table.plural(len(results.get("arms") or ()), "arm"),
-        table.plural(len(results.get("seeds") or ()), "seed"),
+        plural(len(results.get("arms") or ()), "arm"),
+        plural(len(results.get("seeds") or ()), "seed"),
         str(results.get("created") or ""),
         f"diffattn {version}" if version else "",
     )
@@ -197,38 +215,40 @@ def _subtitle(results: Results) -> str:
 
 
 def _spread(results: Results) -> str:
-    seeds = table.plural(len(results.get("seeds") or ()), "seed")
+    seeds = plural(len(results.get("seeds") or ()), "seed")
     if seeds == "1 seed":
         return "Values of one seed, so nothing is known about their spread."
     return f"Means over {seeds}, ± one standard deviation between seeds."
 
 
 def _figures(results: Results) -> list[_Figure]:
-    drawn = [_Figure(anchor, title, draw(results), text) for anchor, title, draw, text in _FIGURES]
-    return [replace(f, caption="") if plots.WORDS in f.svg else f for f in drawn]
+    drawn = ((anchor, title, draw(results), text) for anchor, title, draw, text in _FIGURES)
+    return [
+        _Figure(anchor, title, svg, "" if WORDS in svg else text)
+        for anchor, title, svg, text in drawn
+    ]
 
 
-def _groups(results: Results) -> list[_Group]:
+def _groups(results: Results) -> dict[Measure, list[MeasureRow]]:
     groups: dict[Measure, list[MeasureRow]] = {}
-    for row in table.measure_table(results):
+    for row in measure_table(results):
         groups.setdefault(row.measure, []).append(row)
-    return [_Group(measure, rows) for measure, rows in groups.items()]
+    return groups
 
 
 def _runs(results: Results) -> list[_Run]:
-    names = table.labels(results)
-    loss = Measure("heldout_loss", "", "", "lower").scale
-    speed = Measure("tokens_per_second", "", "", "higher").scale
+    names = labels(results)
+    loss, speed = scale_of("nats/token"), scale_of("tokens/s")
     return [
         _Run(
             arm=names[arm["name"]],
             seed=str(run.get("seed", MISSING)),
-            tokens=table.count_text(arm.get("tokens")),
+            tokens=count_text(arm.get("tokens")),
             start="own" if arm.get("own_start") else "shared",
-            loss=loss.value(table.number(run.get("heldout_loss"))),
-            duration=_duration(run.get("train_seconds")),
-            speed=speed.value(table.number(run.get("tokens_per_second"))),
-            memory=_bytes(run.get("peak_memory_bytes")),
+            loss=loss.value(run.get("heldout_loss")),
+            duration=duration_text(run.get("train_seconds")),
+            speed=speed.value(run.get("tokens_per_second")),
+            memory=bytes_text(run.get("peak_memory_bytes")),
             warnings=[str(warning) for warning in run.get("warnings") or ()],
         )
         for arm in results.get("arms") or ()
@@ -237,15 +257,15 @@ def _runs(results: Results) -> list[_Run]:
 
 
 def _data(results: Results) -> list[tuple[str, str]]:
-    data = results.get("data") or {}
+    data, whole = results.get("data") or {}, Scale(1.0, 0)
     return [
         ("source", str(data.get("source") or MISSING)),
-        ("documents, training", _integer(data.get("documents_train"))),
-        ("documents, held out", _integer(data.get("documents_heldout"))),
-        ("tokens, training", _integer(data.get("tokens_train"))),
-        ("tokens, held out", _integer(data.get("tokens_heldout"))),
-        ("vocabulary", _integer(data.get("vocab_size"))),
-        ("bytes per token", _decimal(data.get("bytes_per_token"))),
+        ("documents, training", whole.value(data.get("documents_train"))),
+        ("documents, held out", whole.value(data.get("documents_heldout"))),
+        ("tokens, training", whole.value(data.get("tokens_train"))),
+        ("tokens, held out", whole.value(data.get("tokens_heldout"))),
+        ("vocabulary", whole.value(data.get("vocab_size"))),
+        ("bytes per token", Scale(1.0, 2).value(data.get("bytes_per_token"))),
         ("SHA-256", str(data.get("sha256") or MISSING)),
     ]
 
@@ -253,8 +273,8 @@ def _data(results: Results) -> list[tuple[str, str]]:
 def _machine(results: Results) -> list[tuple[str, str]]:
     machine: Mapping[str, Any] = results.get("machine") or {}
     rows = [(str(key).replace("_", " "), _plain(value)) for key, value in machine.items()]
-    rows.append(("peak memory, all runs", _bytes(results.get("peak_memory_bytes"))))
-    rows.append(("time, whole comparison", _duration(results.get("wall_seconds"))))
+    rows.append(("peak memory, all runs", bytes_text(results.get("peak_memory_bytes"))))
+    rows.append(("time, whole comparison", duration_text(results.get("wall_seconds"))))
     return rows
 
 
@@ -276,66 +296,6 @@ def _plain(value: object) -> str:
     return str(value)
 
 
-def _integer(value: object) -> str:
-    amount = table.number(value)
-    return f"{amount:,.0f}" if amount == amount else MISSING
-
-
-def _decimal(value: object) -> str:
-    amount = table.number(value)
-    return f"{amount:.2f}" if amount == amount else MISSING
-
-
-def _bytes(value: object) -> str:
-    amount = table.number(value)
-    if amount != amount:
-        return MISSING
-    for size, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if amount >= size:
-            return f"{amount / size:.1f} {unit}"
-    return f"{amount:.0f} B"
-
-
-def _duration(value: object) -> str:
-    seconds = table.number(value)
-    if seconds != seconds:
-        return MISSING
-    if seconds < 60.0:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
-
-
 def _arm_colors(results: Results) -> dict[str, str]:
-    names = table.labels(results)
-    return {name: f"var(--arm-{i % len(plots.ARM_COLORS)})" for i, name in enumerate(names)}
-
-
-def _theme_names() -> Iterable[tuple[str, str]]:
-    yield from (("ink", plots.INK), ("muted", plots.MUTED), ("line", plots.GRID))
-    yield from (("band", plots.BAND), ("accent", plots.HEAT))
-    yield from ((f"arm-{index}", color) for index, color in enumerate(plots.ARM_COLORS))
-    yield from (
-        (verdict.replace(" ", "-").replace("/", ""), color)
-        for verdict, color in plots.VERDICT_COLORS.items()
-    )
-
-
-def _light_theme() -> str:
-    return "; ".join(f"--{name}: {color}" for name, color in _theme_names())
-
-
-def _dark_theme() -> str:
-    colors = [(name, plots.DARK_COLORS[color]) for name, color in _theme_names()]
-    return "; ".join(f"--{name}: {color}" for name, color in colors)
-
-
-def _dark_figures() -> str:
-    """Recolours the figures on dark pages: SVG names its colours in style attributes."""
-    rules = [
-        f'[style*="{role}: {light}"] {{ {role}: {dark} !important }}'
-        for light, dark in plots.DARK_COLORS.items()
-        for role in ("fill", "stroke")
-    ]
-    return "\n    ".join(rules)
+    names = labels(results)
+    return {name: f"var(--arm-{i % len(palette.ARM_COLORS)})" for i, name in enumerate(names)}
