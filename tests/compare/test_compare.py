@@ -113,6 +113,11 @@ def one_line(capsys):
         (["--data", "{tmp}/binary.txt"], "data"),
         (["--data", "{tmp}/latin.txt"], "data"),
         (["--data", "{tmp}/short.txt"], ""),
+        (["--tokens", "9" * 40], "tokens: expected 1 to"),
+        (["--jobs", "0"], "jobs: expected at least 1, got 0"),
+        (["--out", "/proc/nowhere/out"], "out: cannot write"),
+        (["--out", "~nobody-of-this-name/out"], "out: expected a path"),
+        (["--data", "{tmp}/few.txt", "--preset", "quick"], "vocab_size: expected at most"),
         (["--wrong"], "unrecognized arguments"),
         (["--out", "{tmp}/empty.txt"], "out: cannot write"),
     ],
@@ -121,6 +126,9 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, capsys, arguments, mess
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "binary.txt").write_bytes(b"\x00\x01" * 500)
     (tmp_path / "latin.txt").write_bytes("Fahrvergn\xfcgen ".encode("latin-1") * 500)
+    (tmp_path / "few.txt").write_text(
+        "\n\n".join(f"Line {i} of a short text. " * 60 for i in range(12))
+    )
     (tmp_path / "short.txt").write_text("Too short.\n\nEven with two paragraphs.\n")
     arguments = [argument.replace("{tmp}", str(tmp_path)) for argument in arguments]
     out = [] if "--out" in arguments else ["--out", str(tmp_path / "out")]

@@ -9,7 +9,9 @@ import pytest
 pytest.importorskip("transformers", reason="comparisons need the extra hf")
 
 from diffattn.compare import ComparePlan, get_preset, parse_arms
+from diffattn.compare.corpus import prepare_corpus
 from diffattn.compare.plan import OutputFolder, said_plainly, write_json
+from diffattn.compare.run import read_result
 from diffattn.compare.start import draw_start
 from diffattn.errors import UserError
 from diffattn.models import DiffTransformerConfig, DiffTransformerForCausalLM
@@ -208,3 +210,31 @@ def test_starts_differ_by_seed_and_layer():
     assert not a.equal(b)
     std = first.model.embed_tokens.weight.std().item()
     assert std == pytest.approx(0.5 * 32**-0.5, rel=0.1)
+
+
+def test_a_killed_start_does_not_block_the_folder(tmp_path):
+    (tmp_path / ".plan.json.123.draft").write_text("{")
+    (tmp_path / ".lock").write_text("")
+    OutputFolder(tmp_path, plan(), resume=False)
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}", "[]", '{"arm": "diff-v1"}'])
+def test_a_damaged_result_counts_as_not_finished(tmp_path, content):
+    (tmp_path / "result.json").write_text(content)
+    assert read_result(tmp_path) is None
+
+
+@pytest.mark.parametrize("damage", ["facts.json", "train.bin", "heldout.bin.json"])
+def test_damaged_data_is_prepared_again(tmp_path, damage):
+    from dataclasses import replace
+
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(f"Item {i} of the agenda, said {i * 7}. " * 30 for i in range(40)))
+    small_plan = plan(
+        data=str(text), preset=replace(get_preset("smoke"), vocab_size=300, tokens=4000)
+    )
+    before = prepare_corpus(small_plan, tmp_path / "data")
+    path = tmp_path / "data" / damage
+    path.write_bytes(path.read_bytes()[:-20])
+    after = prepare_corpus(small_plan, tmp_path / "data")
+    assert after.facts == before.facts

@@ -102,3 +102,29 @@ def test_arms_of_unequal_shape_are_refused():
         compare_to_first(
             {"a": np.zeros((3, 4)), "b": np.zeros((3, 5))}, better="lower", comparisons=1
         )
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_an_arm_that_diverged_decides_nothing_for_the_others(bad):
+    values = noisy(np.random.default_rng(7), 3, 3, 12)
+    pair = {arm: values[arm] for arm in ("arm0", "arm1")}
+    alone = compare_to_first(pair, better="lower", comparisons=2)
+    values["arm2"] = np.full((3, 12), bad)
+    fine, lost = compare_to_first(values, better="lower", comparisons=2)
+    assert fine == alone[0]
+    assert lost.interval is None
+    assert lost.verdict == "no difference"
+
+
+@pytest.mark.parametrize(
+    ("values", "changes", "message"),
+    [
+        ({"a": np.zeros((3, 0)), "b": np.zeros((3, 0))}, {}, "values: expected one shape"),
+        ({"a": np.zeros(3), "b": np.zeros(3)}, {}, "values: expected one shape"),
+        ({"a": np.zeros((3, 2))}, {"better": "smaller"}, "better: expected"),
+        ({"a": np.zeros((3, 2))}, {"comparisons": 0}, "comparisons: expected at least 1, got 0"),
+    ],
+)
+def test_bad_arguments(values, changes, message):
+    with pytest.raises(ValueError, match=message):
+        compare_to_first(values, **{"better": "lower", "comparisons": 1} | changes)

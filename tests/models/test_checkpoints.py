@@ -233,3 +233,21 @@ def test_a_bf16_checkpoint_keeps_lambda_in_fp32(tmp_path):
     wanted = dict(model.named_parameters())
     for name, parameter in loaded.named_parameters():
         assert torch.equal(parameter, wanted[name].to(parameter.dtype)), name
+
+
+def test_a_tensor_too_many_is_an_error_that_names_it(tmp_path):
+    model = tiny.model("v1", "sdpa", num_hidden_layers=2)
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    with pytest.raises(ValueError, match=r"has no place for \d+ tensor.*model\.layers\.1\."):
+        type(model).from_pretrained(tmp_path)
+
+
+def test_pickled_weights_are_not_read(tmp_path):
+    model = tiny.model("v1", "sdpa")
+    model.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(OSError, match="safetensors"):
+        type(model).from_pretrained(tmp_path)

@@ -20,8 +20,9 @@ from diffattn.compare.pool import Workers, execute_runs
 from diffattn.compare.presets import get_preset
 from diffattn.compare.report import write_report
 from diffattn.compare.results import collect_results
-from diffattn.compare.run import peak_memory_bytes, read_result, started_model
+from diffattn.compare.run import check_text, peak_memory_bytes, read_result, started_model
 from diffattn.data import Windows
+from diffattn.errors import UserError
 from diffattn.evaluation import training_rates
 
 
@@ -68,14 +69,15 @@ def compare(
         arms=tuple(parse_arms(arms)),
         seeds=seeds,
         preset=sizes,
-        data=_absolute(data),
-        tokenizer=_absolute(tokenizer),
+        data=None if data is None else str(_path("data", data).resolve()),
+        tokenizer=None if tokenizer is None else str(_path("tokenizer", tokenizer).resolve()),
     )
-    folder = OutputFolder(Path(out).expanduser(), plan, resume=resume)
+    runs = len(plan.arms) * plan.seeds
+    workers = Workers.for_machine(runs=runs, accelerator=torch.cuda.is_available(), jobs=jobs)
+    folder = OutputFolder(_path("out", out), plan, resume=resume)
     with folder.locked():
         corpus = prepare_corpus(plan, folder.data)
-        runs = len(plan.arms) * plan.seeds
-        workers = Workers.for_machine(runs=runs, accelerator=torch.cuda.is_available(), jobs=jobs)
+        check_text(plan, corpus)
         say(_announcement(plan, corpus, workers))
         execute_runs(plan, folder, workers)
         say("measuring training speed, arms in turn")
@@ -104,8 +106,13 @@ def compare(
     return results
 
 
-def _absolute(path: str | Path | None) -> str | None:
-    return None if path is None else str(Path(path).expanduser().resolve())
+def _path(name: str, path: str | Path) -> Path:
+    try:
+        if "\0" in str(path):
+            raise RuntimeError("it holds a NUL character")
+        return Path(path).expanduser()
+    except RuntimeError as error:  # also: the home directory of nobody
+        raise UserError(f"{name}: expected a path, got {str(path)!r}: {error}") from error
 
 
 def _rates(plan: ComparePlan, corpus: Corpus) -> dict[str, np.ndarray]:

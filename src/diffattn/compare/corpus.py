@@ -63,8 +63,10 @@ def prepare_corpus(plan: ComparePlan, folder: Path) -> Corpus:
             folder holds no tokenizer, or one without BOS and EOS.
     """
     facts_file = folder / "facts.json"
-    if facts_file.exists():
+    try:
         return open_corpus(folder)
+    except (OSError, ValueError):
+        pass  # not prepared, or damaged since: preparing again gives the same bytes
     training, heldout = split_documents(load_documents(plan.data), HELDOUT_SHARE)
     preset = plan.preset
     training = _enough(training, preset.tokens)

@@ -97,7 +97,7 @@ class OutputFolder:
             path.mkdir(parents=True, exist_ok=True)
             if plan_file.exists():
                 self._check_same(plan_file, record, resume=resume)
-            elif any(entry.name != _LOCK for entry in path.iterdir()):
+            elif any(not _is_ours(entry.name) for entry in path.iterdir()):
                 raise UserError(
                     f"out: expected a new or empty folder, got {path}, which holds other files"
                 )
@@ -159,7 +159,9 @@ class OutputFolder:
 
 
 _LOCK = ".lock"
+_DRAFT = ".draft"
 _PLAIN_ERRORS = {
+    errno.ENOENT,
     errno.ENOSPC,
     errno.EDQUOT,
     errno.EROFS,
@@ -204,9 +206,14 @@ def _sounds_full(error: Exception) -> bool:
     )
 
 
+def _is_ours(name: str) -> bool:
+    """Whether a command that was killed at its start can have left this behind."""
+    return name == _LOCK or (name.startswith(".") and name.endswith(_DRAFT))
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file whole or not at all."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    draft = path.with_name(f".{path.name}.{os.getpid()}{_DRAFT}")
     try:
         draft.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
         os.replace(draft, path)

@@ -48,9 +48,14 @@ class Workers:
             runs: runs that are left.
             accelerator: whether they run on one.
             jobs: a number that is asked for instead.
+
+        Raises:
+            UserError: fewer than one job.
         """
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         cores = cores or 1
+        if jobs is not None and jobs < 1:
+            raise UserError(f"jobs: expected at least 1, got {jobs}")
         if jobs is None:
             jobs = 1 if accelerator else cores
         jobs = max(1, min(jobs, runs))

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 from diffattn.errors import UserError
 
+# beyond any corpus; keeps sizes within what arithmetic with floats holds exactly
+MOST = 10**15
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preset:
@@ -63,8 +66,8 @@ class Preset:
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "length", "tokens", "rows_per_step"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name}: expected at least 1, got {getattr(self, name)}")
+            if not 1 <= getattr(self, name) <= MOST:
+                raise UserError(f"{name}: expected 1 to {MOST:,}, got {getattr(self, name)}")
 
 
 _PRESETS = {

@@ -123,9 +123,23 @@ def execute_run(
 def read_result(folder: Path) -> dict[str, Any] | None:
     """The result of a finished run, or None; a damaged file counts as not finished."""
     try:
-        return json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        record = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+    # the last field that is written vouches for those before it
+    return record if isinstance(record, dict) and "peak_memory_bytes" in record else None
+
+
+def check_text(plan: ComparePlan, corpus: Corpus) -> None:
+    """Refuse a text that some step of training or measuring would find too short.
+
+    Raises:
+        UserError: the training or held-out text is too short; in seconds, not after training.
+    """
+    _stream(plan, 0, corpus)
+    Windows(corpus.heldout, plan.preset.length, seed=ITEM_SEED)
+    if plan.preset.recall_share > 0:
+        evaluation_items(plan, corpus)
 
 
 def evaluation_items(plan: ComparePlan, corpus: Corpus) -> list[RecallItem]:

@@ -68,16 +68,23 @@ def compare_to_first(
         interval contains 0 or there is none.
 
     Raises:
-        ValueError: the arrays differ in shape.
+        ValueError: no arms, arrays that are empty or differ in shape, an unknown direction, or
+            fewer than one comparison.
     """
-    first, *others = values
-    shapes = {array.shape for array in values.values()}
-    if len(shapes) != 1:
+    arrays = {arm: np.asarray(array, dtype=float) for arm, array in values.items()}
+    shapes = {array.shape for array in arrays.values()}
+    if len(shapes) != 1 or len(shape := next(iter(shapes))) != 2 or 0 in shape:
         raise ValueError(f"values: expected one shape [seeds, items], got {sorted(shapes)}")
-    pooled, degrees = _pooled_seed_variance(list(values.values()))
+    if better not in ("lower", "higher"):
+        raise ValueError(f"better: expected 'lower' or 'higher', got {better!r}")
+    if comparisons < 1:
+        raise ValueError(f"comparisons: expected at least 1, got {comparisons}")
+    first, *others = arrays
+    # an arm that diverged must not decide over the noise of the others
+    pooled, degrees = _pooled_seed_variance([a for a in arrays.values() if np.isfinite(a).all()])
     result = []
     for arm in others:
-        paired = np.asarray(values[arm], dtype=float) - np.asarray(values[first], dtype=float)
+        paired = arrays[arm] - arrays[first]
         difference = float(paired.mean())
         interval = None
         if degrees > 0 and np.isfinite(paired).all():
@@ -97,11 +104,11 @@ def _verdict(interval: tuple[float, float] | None, better: Literal["lower", "hig
 
 def _pooled_seed_variance(arrays: list[np.ndarray]) -> tuple[float, int]:
     """Seed variance of the mean of a difference, from all arms; its degrees of freedom."""
-    means = np.stack([np.asarray(array, dtype=float).mean(axis=1) for array in arrays])  # [A, S]
+    if len(arrays) < 2 or len(arrays[0]) < 2:
+        return float("nan"), 0
+    means = np.stack([array.mean(axis=1) for array in arrays])  # [A, S]
     arms, seeds = means.shape
     degrees = (arms - 1) * (seeds - 1)
-    if degrees == 0:
-        return float("nan"), 0
     residual = means - means.mean(0) - means.mean(1, keepdims=True) + means.mean()
     return 2 * float(np.square(residual).sum()) / degrees / seeds, degrees
 

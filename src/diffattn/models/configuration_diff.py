@@ -78,10 +78,12 @@ class DiffTransformerConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Check the kinds, derive the inner width and the kernel's geometry."""
-        if self.num_hidden_layers < 1:
-            raise ValueError(
-                f"num_hidden_layers: expected at least 1, got {self.num_hidden_layers}"
-            )
+        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "match_heads"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}: expected a whole number from 1, got {value!r}")
+        if not isinstance(self.rope_theta, (int, float)) or not self.rope_theta > 0:
+            raise ValueError(f"rope_theta: expected a number above 0, got {self.rope_theta!r}")
         kinds = self.attention if isinstance(self.attention, list) else [self.attention]
         for kind in kinds:
             if kind not in ATTENTION_KINDS:

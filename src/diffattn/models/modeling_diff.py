@@ -228,18 +228,25 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
         """Load a checkpoint; see `transformers.PreTrainedModel.from_pretrained`.
 
         Raises:
-            ValueError: the checkpoint lacks tensors of the model; the message names them.
+            ValueError: the checkpoint lacks tensors of the model or holds others; the message
+                names them.
 
-        Differs: transformers fills missing tensors with random numbers and warns.
+        Differs: transformers fills missing tensors with random numbers, drops others, and warns;
+            it also reads pickled weights where there are no safetensors.
         """
         wants_info = kwargs.pop("output_loading_info", False)
+        kwargs.setdefault("use_safetensors", True)
         loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         model, info = loaded
-        if missing := sorted(info["missing_keys"]):
-            raise ValueError(
-                f"checkpoint: lacks {len(missing)} tensor(s) of {cls.__name__}: "
-                f"{', '.join(missing[:8])}{', ...' if len(missing) > 8 else ''}"
-            )
+        # a base model is loaded from a whole one without the output layer
+        extra = {name for name in info["unexpected_keys"] if not name.startswith("lm_head.")}
+        for says, names in (("lacks", info["missing_keys"]), ("has no place for", extra)):
+            if names:
+                first = sorted(names)[:8]
+                raise ValueError(
+                    f"checkpoint: {cls.__name__} {says} {len(names)} tensor(s): "
+                    f"{', '.join(first)}{', ...' if len(names) > 8 else ''}"
+                )
         return (model, info) if wants_info else model
 
 

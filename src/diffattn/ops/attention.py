@@ -99,7 +99,8 @@ def diff_attention(
     shared_dropout = dropout > 0 and dropout_masks == "shared"
     if impl == "auto":
         impl = "reference" if shared_dropout else "sdpa"
-        _log_choice("diff_attention", impl, str(q.device.type))
+        if not torch.compiler.is_compiling():
+            _log_choice("diff_attention", impl, q.device.type)
     options = {
         "lam": lam,
         "causal": causal,
