@@ -100,6 +100,7 @@ def test_a_folder_belongs_to_one_comparison(tmp_path):
     out = tmp_path / "out"
     OutputFolder(out, plan(), resume=False)
     OutputFolder(out, plan(), resume=True)
+    (out / "runs").mkdir()
     with pytest.raises(UserError, match="already holds this comparison; add --resume"):
         OutputFolder(out, plan(), resume=False)
     with pytest.raises(UserError, match=r"another comparison \(seeds there is 3, here 4\)"):
@@ -216,6 +217,14 @@ def test_a_killed_start_does_not_block_the_folder(tmp_path):
     (tmp_path / ".plan.json.123.draft").write_text("{")
     (tmp_path / ".lock").write_text("")
     OutputFolder(tmp_path, plan(), resume=False)
+
+
+def test_a_text_that_was_refused_frees_the_folder(tmp_path):
+    OutputFolder(tmp_path / "out", plan(data="/nothing"), resume=False)
+    OutputFolder(tmp_path / "out", plan(), resume=False)
+    (tmp_path / "out" / "runs").mkdir()
+    with pytest.raises(UserError, match="already holds this comparison"):
+        OutputFolder(tmp_path / "out", plan(), resume=False)
 
 
 @pytest.mark.parametrize("content", ["", "{", "{}", "[]", '{"arm": "diff-v1"}'])

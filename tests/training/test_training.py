@@ -257,3 +257,18 @@ def test_a_torn_line_ends_the_metrics(tmp_path):
 def test_bad_settings(changes, message):
     with pytest.raises(UserError, match=message):
         config(**changes)
+
+
+def test_warnings_outlive_a_resume(tmp_path):
+    model = tiny_model("v1", initializer_range=0.02, scale_embeddings=False)
+    settings = config(
+        steps=120, rows_per_step=4, save_every=None, learning_rate=1e-1, warmup_share=0.05
+    )
+    straight = train(model, Periodic(120, 4), settings, tmp_path / "a")
+    fresh = [tiny_model("v1", initializer_range=0.02, scale_embeddings=False) for _ in range(2)]
+    with pytest.raises(Interrupted):
+        train(fresh[0], Periodic(120, 4), settings, tmp_path / "b", should_stop=stop_after(110))
+    resumed = train(fresh[1], Periodic(120, 4), settings, tmp_path / "b")
+    before = [warning for warning in straight if int(warning.split()[4][:-1]) <= 110]
+    assert before
+    assert resumed[: len(before)] == before

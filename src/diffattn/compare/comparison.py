@@ -1,6 +1,7 @@
 """The comparison as a whole: one call from text to report."""
 
 import platform
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -155,10 +156,10 @@ def _command(plan: ComparePlan, out: Path) -> str:
     arms = ",".join(arm.name.split("#")[0].replace("@lr", ":lr=") for arm in plan.arms)
     parts = [f"diffattn compare --arms {arms} --preset {plan.preset.name} --seeds {plan.seeds}"]
     if plan.data is not None:
-        parts.append(f"--data {plan.data}")
+        parts.append(f"--data {shlex.quote(plan.data)}")
     if plan.tokenizer is not None:
-        parts.append(f"--tokenizer {plan.tokenizer}")
+        parts.append(f"--tokenizer {shlex.quote(plan.tokenizer)}")
     if plan.preset.tokens != get_preset(plan.preset.name).tokens:
         parts.append(f"--tokens {plan.preset.tokens}")
-    parts.append(f"--out {out.name}")
+    parts.append(f"--out {shlex.quote(str(out))}")
     return " ".join(parts)

@@ -95,9 +95,11 @@ class OutputFolder:
         plan_file = path / "plan.json"
         with said_plainly(path):
             path.mkdir(parents=True, exist_ok=True)
-            if plan_file.exists():
+            # a plan whose text was refused has made nothing yet, and gives way
+            begun = any((path / made).exists() for made in ("data/facts.json", "runs"))
+            if plan_file.exists() and (begun or resume):
                 self._check_same(plan_file, record, resume=resume)
-            elif any(not _is_ours(entry.name) for entry in path.iterdir()):
+            elif any(not _is_ours(entry) for entry in path.iterdir()):
                 raise UserError(
                     f"out: expected a new or empty folder, got {path}, which holds other files"
                 )
@@ -206,9 +208,10 @@ def _sounds_full(error: Exception) -> bool:
     )
 
 
-def _is_ours(name: str) -> bool:
-    """Whether a command that was killed at its start can have left this behind."""
-    return name == _LOCK or (name.startswith(".") and name.endswith(_DRAFT))
+def _is_ours(path: Path) -> bool:
+    """Whether a command that ended at its start can have left this behind."""
+    draft = path.name.startswith(".") and path.name.endswith(_DRAFT)
+    return draft or path.name in (_LOCK, "plan.json", "data")
 
 
 def write_json(path: Path, value: Any) -> None:

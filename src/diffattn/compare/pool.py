@@ -23,6 +23,7 @@ from diffattn.errors import UserError
 
 # what measuring a run costs, in steps of training, for the estimate of the time left
 MEASURING_SHARE = 0.15
+LINE_EVERY_SECONDS = 20.0
 
 
 class StoppedError(Exception):
@@ -164,20 +165,19 @@ class _Progress:
         self.ended = 0
         self.runs = len(todo)
         self._bar: Any = None
+        self._count = 0
+        self._told = time.monotonic()
         self._first: tuple[float, int] | None = None
         self._over = threading.Event()
 
     @contextmanager
     def shown(self) -> Iterator[None]:
         """Show the bar while the block runs."""
-        calm = 1.0 if sys.stderr.isatty() else 15.0
         self._bar = tqdm(
             total=self.total,
-            unit="step",
-            mininterval=calm,
-            maxinterval=4 * calm,
-            dynamic_ncols=sys.stderr.isatty(),
-            ncols=None if sys.stderr.isatty() else 100,
+            disable=not sys.stderr.isatty(),  # a file gets lines instead
+            dynamic_ncols=True,
+            mininterval=1.0,
             bar_format="{desc} {percentage:3.0f}% |{bar}| {elapsed} elapsed{postfix}",
             desc=f"run 0/{self.runs}",
         )
@@ -205,13 +205,18 @@ class _Progress:
         self.done[run] = step
         now = time.monotonic()
         if self._first is None:  # starting a process takes seconds that say nothing of the rest
-            self._first = now, self._bar.n + gained
+            self._first = now, self._count + gained
+        self._count += gained
         since, before = self._first
-        if self._bar.n + gained > before:
-            rate = (self._bar.n + gained - before) / (now - since)
-            left = (self.total - self._bar.n - gained) / rate
-            self._bar.set_postfix_str(f"{tqdm.format_interval(left)} left", refresh=False)
+        left = ""
+        if self._count > before:
+            rate = (self._count - before) / (now - since)
+            left = f"{tqdm.format_interval((self.total - self._count) / rate)} left"
+        self._bar.set_postfix_str(left, refresh=False)
         self._bar.update(gained)
+        if self._bar.disable and now - self._told > LINE_EVERY_SECONDS:
+            self._told = now
+            print(f"{self._count / self.total:.0%} done, {left}", file=sys.stderr, flush=True)
 
     def finished(self, arm: Arm, seed: int, result: dict[str, Any]) -> None:
         """Tell the result of a run."""
@@ -240,7 +245,15 @@ def _start_worker(stop: Any, messages: Any, threads: int, parent: int) -> None:
     torch.set_num_threads(threads)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    _worker.update(stop=stop, messages=messages, parent=parent)
+    _worker.update(stop=stop, messages=messages, parent=parent, busy=False)
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+
+
+def _leave_with_parent() -> None:
+    """End an idle worker whose parent was killed; a busy one saves its run first."""
+    while os.getppid() == _worker["parent"] or _worker["busy"]:
+        time.sleep(1)
+    os._exit(1)
 
 
 def _work(plan: ComparePlan, arm: Arm, seed: int, folder: OutputFolder) -> dict[str, Any]:
@@ -259,6 +272,7 @@ def _work(plan: ComparePlan, arm: Arm, seed: int, folder: OutputFolder) -> dict[
 
     if should_stop():
         raise StoppedError
+    _worker["busy"] = True
     try:
         return execute_run(
             plan,
@@ -271,3 +285,5 @@ def _work(plan: ComparePlan, arm: Arm, seed: int, folder: OutputFolder) -> dict[
         )
     except Interrupted as error:
         raise StoppedError from error
+    finally:
+        _worker["busy"] = False

@@ -27,6 +27,10 @@ from diffattn.training import DivergedError, TrainConfig, read_metrics, train
 # the held-out items are the same in every seed, so that arms and seeds pair item by item
 ITEM_SEED = 20_240_917
 TOKENS_PER_BATCH = 4096
+RESULT_FIELDS = {
+    *("arm", "seed", "warnings", "train_seconds", "train_tokens", "curve", "window_losses"),
+    *("heldout_loss", "lam", "recall_items", "attention_items", "peak_memory_bytes"),
+}
 
 
 def build_model(plan: ComparePlan, arm: Arm, corpus: Corpus) -> DiffTransformerForCausalLM:
@@ -126,8 +130,7 @@ def read_result(folder: Path) -> dict[str, Any] | None:
         record = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    # the last field that is written vouches for those before it
-    return record if isinstance(record, dict) and "peak_memory_bytes" in record else None
+    return record if isinstance(record, dict) and set(record) >= RESULT_FIELDS else None
 
 
 def check_text(plan: ComparePlan, corpus: Corpus) -> None:

@@ -190,6 +190,8 @@ def _parse_line(place: str, line: str) -> str:
         raise UserError(
             f"data: {place} is not JSON: {error.msg} at column {error.colno}"
         ) from error
+    except (ValueError, RecursionError) as error:  # a number or a nesting beyond Python's limits
+        raise UserError(f"data: {place} cannot be read: {error}") from error
     if not isinstance(record, dict):
         raise UserError(
             f"data: {place}: expected a JSON object with the field `text`, "

@@ -1,5 +1,6 @@
 """Configuration of the differential Transformer language model."""
 
+import math
 from typing import Any
 
 from transformers import PreTrainedConfig
@@ -82,6 +83,14 @@ class DiffTransformerConfig(PreTrainedConfig):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name}: expected a whole number from 1, got {value!r}")
+        rope = kwargs.pop("rope_parameters", None) or {}
+        if rope.get("rope_type", "default") != "default":
+            raise ValueError(f"rope_type: expected 'default', got {rope['rope_type']!r}")
+        self.rope_theta = rope.get("rope_theta", self.rope_theta)
+        if not self.rms_norm_eps >= 0:
+            raise ValueError(f"rms_norm_eps: expected 0 or more, got {self.rms_norm_eps}")
+        if self.lambda_start is not None and not math.isfinite(self.lambda_start):
+            raise ValueError(f"lambda_start: expected a finite number, got {self.lambda_start}")
         if not isinstance(self.rope_theta, (int, float)) or not self.rope_theta > 0:
             raise ValueError(f"rope_theta: expected a number above 0, got {self.rope_theta!r}")
         kinds = self.attention if isinstance(self.attention, list) else [self.attention]

@@ -1,7 +1,7 @@
 """Modules that hold the parameters of lam, in fp32 whatever the model around them is cast to."""
 
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -59,8 +59,17 @@ class ExponentialLambda(_Fp32Module):
             nn.init.normal_(vector, std=self.std)
         nn.init.constant_(self.start, self.start_value)
 
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        # the start value is in no checkpoint: a module that was emptied on another device, or
+        # built on none, gets it back here, with vectors that were assigned in a lower precision
+        for vector in self.parameters():
+            if vector.dtype.itemsize < 4:
+                vector.data = vector.data.float()
+        self.start = torch.full_like(self.lambda_q1[0].detach(), self.start_value)
+
     def forward(self, x: Tensor) -> Tensor:
-        """Lam of the layer as a 0-dimensional fp32 tensor; `x` is not read."""
+        """The lam of the layer as a 0-dimensional fp32 tensor; `x` is not read."""
         return exponential_lambda(
             self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2, self.start
         )
@@ -89,7 +98,7 @@ class SigmoidLambda(_Fp32Module):
         self.lambda_proj = nn.Linear(hidden_size, num_diff_heads, bias=False, dtype=torch.float32)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Lam of each token and head, [B, T, H] in fp32, for x [B, T, hidden_size]."""
+        """The lam of each token and head, [B, T, H] in fp32, for x [B, T, hidden_size]."""
         weight = self.lambda_proj.weight
         with own_precision(x):
             return sigmoid_lambda(F.linear(x.to(weight.dtype), weight))

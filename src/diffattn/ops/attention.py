@@ -6,6 +6,7 @@ G key/value heads, D query and key width, E value width.
 
 import functools
 import logging
+import math
 from typing import Literal
 
 import torch
@@ -91,7 +92,7 @@ def diff_attention(
     _check_tensors(q, k, v)
     _check_noise(q, k, q_noise, k_noise, mask)
     _check_lam(lam, q)
-    _check_options(causal, window, mask, dropout, (q, k))
+    _check_options(window, mask, scale, dropout, (q, k))
     if dropout_masks not in ("shared", "independent"):
         raise ValueError(
             f"dropout_masks: expected 'shared' or 'independent', got {dropout_masks!r}"
@@ -162,7 +163,7 @@ def softmax_attention(
     Source: Vaswani et al., arXiv 1706.03762, Eq. 1.
     """
     _check_tensors(q, k, v)
-    _check_options(causal, window, mask, dropout, (q, k))
+    _check_options(window, mask, scale, dropout, (q, k))
     options = {
         "causal": causal,
         "window": window,
@@ -193,7 +194,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
             raise ValueError(f"q: expected a floating dtype, got {q.dtype}")
         if tensor.dtype != q.dtype:
             raise ValueError(f"{name}: expected dtype {q.dtype} as q, got {tensor.dtype}")
-    batch, _, heads, width = q.shape
+    batch, length, heads, width = q.shape
     keys, groups = k.shape[1:3]
     if k.shape[0] != batch or k.shape[3] != width:
         raise ValueError(
@@ -209,6 +210,10 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"k: {groups} key/value heads do not divide the {heads} heads of q")
     if keys == 0:
         raise ValueError("k: expected at least one key, got S = 0")
+    if length == 0 or width == 0:
+        raise ValueError(
+            f"q: expected at least one query of at least one channel, got T = {length}, D = {width}"
+        )
 
 
 def _check_noise(
@@ -245,7 +250,11 @@ def _check_noise(
 
 def _check_lam(lam: Tensor | float, q: Tensor) -> None:
     if not isinstance(lam, Tensor):
+        if not isinstance(lam, (int, float)):
+            raise ValueError(f"lam: expected a number or a tensor, got {type(lam).__name__}")
         return
+    if lam.is_complex():
+        raise ValueError(f"lam: expected a real tensor, got {lam.dtype}")
     batch, length, heads, _ = q.shape
     if tuple(lam.shape) not in ((), (heads,), (batch, length, heads)):
         raise ValueError(
@@ -255,15 +264,17 @@ def _check_lam(lam: Tensor | float, q: Tensor) -> None:
 
 
 def _check_options(
-    causal: bool,
     window: int | None,
     mask: Tensor | None,
+    scale: float | None,
     dropout: float,
     tensors: tuple[Tensor, Tensor],
 ) -> None:
     q, k = tensors
-    if window is not None and window < 1:
-        raise ValueError(f"window: expected at least 1 position, got {window}")
+    if window is not None and (not isinstance(window, int) or window < 1):
+        raise ValueError(f"window: expected a whole number, at least 1, got {window}")
+    if scale is not None and not math.isfinite(scale):
+        raise ValueError(f"scale: expected a finite number, got {scale}")
     if not 0.0 <= dropout < 1.0:
         raise ValueError(f"dropout: expected a probability in [0, 1), got {dropout}")
     if mask is None:
@@ -272,7 +283,7 @@ def _check_options(
         raise ValueError(f"mask: expected a bool or float tensor, got {mask.dtype}")
     full = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
     sizes = tuple(mask.shape)
-    if len(sizes) > 4 or any(
+    if not 1 <= len(sizes) <= 4 or any(
         size not in (1, whole) for size, whole in zip(sizes[::-1], full[::-1], strict=False)
     ):
         raise ValueError(f"mask: expected a shape that broadcasts to {full}, got {sizes}")

@@ -40,7 +40,7 @@ def exponential_lambda(
     lambda_k2: Tensor,
     start: Tensor | float,
 ) -> Tensor:
-    """Lam of DIFF V1, reparametrised through exponentials.
+    """The lam of DIFF V1, reparametrised through exponentials.
 
         lam = exp(lambda_q1 . lambda_k1) - exp(lambda_q2 . lambda_k2) + start
 
@@ -64,7 +64,7 @@ def exponential_lambda(
 
 
 def sigmoid_lambda(logits: Tensor) -> Tensor:
-    """Lam of DIFF V2, one value for each token and head.
+    """The lam of DIFF V2, one value for each token and head.
 
         lam = sigmoid(x W)
 

@@ -19,7 +19,7 @@ def additive_and_visible(mask: Tensor | None) -> tuple[Tensor | None, Tensor | N
         return None, None
     if mask.dtype == torch.bool:
         return None, mask
-    visible = mask > torch.finfo(mask.dtype).min
+    visible = ~(mask <= torch.finfo(mask.dtype).min)  # NaN stays visible, and shows
     return mask.masked_fill(~visible, 0.0), visible
 
 

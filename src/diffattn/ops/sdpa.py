@@ -53,6 +53,8 @@ def sdpa_softmax_attention(
     """Softmax attention by torch's kernel, [B, T, H, E], with bottom-right causal alignment."""
     length, keys = q.shape[1], k.shape[1]
     factor = q.shape[-1] ** -0.5 if scale is None else scale
+    if factor <= 0:  # torch's causal kernel on a CPU gives NaN there
+        q, factor = q * factor, 1.0
     if mask is None and window is None:
         if not causal or (length == 1 and keys > 0):
             return _kernel(q, k, v, None, False, factor, dropout)
@@ -126,6 +128,12 @@ def _masked_kernel(
     visible = visible | empty
     attn_mask = visible
     if bias is not None:
+        if q.dtype.itemsize < 4:
+            # softmax ignores a shift of its row: without the largest bias, what decides is near
+            # 0, where half precision resolves it best
+            bias = bias.float()
+            largest = bias.detach().masked_fill(~visible, float("-inf")).amax(-1, keepdim=True)
+            bias = bias - largest
         attn_mask = bias.to(q.dtype).masked_fill(~visible, float("-inf"))
     out = _kernel(q, k, v, attn_mask, False, scale, dropout)
     blank = empty if empty.dim() == 4 else empty.view((1,) * (4 - empty.dim()) + empty.shape)

@@ -25,7 +25,7 @@ def is_complete(folder: Path) -> bool:
     try:
         sizes = json.loads((folder / MARKER).read_text(encoding="utf-8"))
         return all((folder / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError):  # gone, torn, or not a table of sizes
         return False
 
 

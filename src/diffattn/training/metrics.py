@@ -16,16 +16,19 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     records = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            records.append(json.loads(line))
+            record = json.loads(line)
         except ValueError:
             break
+        if not isinstance(record, dict) or "step" not in record:
+            break
+        records.append(record)
     return records
 
 
 class MetricsLog(TrainerCallback):
-    """Writes step, tokens, seconds of training, loss, gradient norm and held-out loss.
+    """Writes step, tokens, seconds of training, loss, gradient norm, held-out loss, warnings.
 
     Seconds count the optimizer steps alone, not measurements, checkpoints or pauses, and go on
     counting after a resume.
@@ -35,6 +38,7 @@ class MetricsLog(TrainerCallback):
         tokens_per_step: input tokens of one optimizer step.
         measure: gives the held-out loss of the model in nats per token.
         measure_every: steps between two measurements; the last step is always measured.
+        warnings: list that a monitor, called before this, appends to.
     """
 
     def __init__(
@@ -44,7 +48,10 @@ class MetricsLog(TrainerCallback):
         tokens_per_step: int,
         measure: Callable[[nn.Module], float] | None = None,
         measure_every: int | None = None,
+        warnings: list[str] | None = None,
     ) -> None:
+        self.warnings = [] if warnings is None else warnings
+        self._warned = 0
         self.path, self.tokens_per_step = path, tokens_per_step
         self.measure, self.measure_every = measure, measure_every
         self.seconds = 0.0
@@ -96,5 +103,8 @@ class MetricsLog(TrainerCallback):
         due = self.measure_every and (step % self.measure_every == 0 or step == state.max_steps)
         if due and self.measure is not None and model is not None:
             record["heldout_loss"] = self.measure(model)
+        if len(self.warnings) > self._warned:
+            record["warnings"] = self.warnings[self._warned :]
+            self._warned = len(self.warnings)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")

@@ -21,7 +21,7 @@ from transformers import (
 from diffattn.errors import UserError
 from diffattn.training.checkpoints import latest_checkpoint, mark_complete
 from diffattn.training.config import TrainConfig
-from diffattn.training.metrics import MetricsLog
+from diffattn.training.metrics import MetricsLog, read_metrics
 from diffattn.training.monitor import SpikeMonitor
 from diffattn.training.optimizer import parameter_groups
 
@@ -139,20 +139,21 @@ def train(
     """
     folder.mkdir(parents=True, exist_ok=True)
     arguments = _arguments(config, folder)
+    monitor = SpikeMonitor(kind_of=stream.kind if config.log_every == 1 else None)
     metrics = MetricsLog(
         folder / "metrics.jsonl",
         tokens_per_step=config.rows_per_step * stream[0]["input_ids"].size,
         measure=measure,
         measure_every=config.measure_every,
+        warnings=monitor.warnings,
     )
-    monitor = SpikeMonitor(kind_of=stream.kind if config.log_every == 1 else None)
     heartbeat = _Heartbeat(metrics, on_progress, should_stop)
     trainer = DiffTrainer(
         model=model,
         args=arguments,
         train_dataset=stream,
         data_collator=_collate,
-        callbacks=[metrics, monitor, heartbeat],
+        callbacks=[monitor, metrics, heartbeat],
     )
     trainer.remove_callback(PrinterCallback)
     checkpoint = latest_checkpoint(folder)
@@ -161,7 +162,8 @@ def train(
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     if heartbeat.stopped:
         raise Interrupted(f"stopped at step {trainer.state.global_step} of {config.steps}")
-    return monitor.warnings
+    lines = read_metrics(metrics.path)  # from before a resume as well
+    return [warning for line in lines for warning in line.get("warnings", [])]
 
 
 def _arguments(config: TrainConfig, folder: Path) -> TrainingArguments:
