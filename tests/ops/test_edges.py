@@ -55,7 +55,5 @@ def test_arguments_of_no_meaning(options, message):
 
 
 def test_no_queries():
-    with pytest.raises(
-        ValueError, match="expected at least one query"
-    ):
+    with pytest.raises(ValueError, match="expected at least one query"):
         diff_attention(*operands(length=0), lam=0.3, causal=True)
