@@ -190,6 +190,20 @@ def test_ctrl_c_stops_cleanly_and_kill_9_loses_nothing(tmp_path):
     assert all(row["interval"] is None for row in results["comparisons"]), "one seed"
 
 
+def test_a_worker_that_is_killed_is_one_line(tmp_path):
+    out = tmp_path / "out"
+    process = subprocess.Popen([*command(out), "--seeds", "2"], stderr=subprocess.PIPE, text=True)
+    wait_for(training_has_saved(out))
+    children = subprocess.run(
+        ["pgrep", "-P", str(process.pid), "-f", "spawn_main"], capture_output=True, text=True
+    ).stdout.split()
+    os.kill(int(children[0]), signal.SIGKILL)
+    _, told = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert "a worker process was killed from outside" in told.strip().splitlines()[-1]
+    assert "Traceback" not in told
+
+
 def test_a_disk_that_fills_up_is_one_line(tmp_path):
     # a limit on the size of files stands for a full disk: writing a checkpoint fails half way
     out = tmp_path / "out"

@@ -110,17 +110,13 @@ def _collect(futures: dict[Future[Any], tuple[Arm, int]], stop: Any, progress: "
     while pending:
         done, pending = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
         for future in done:
-            if future.cancelled():
-                continue
             error = future.exception()
             if error is None:
                 progress.finished(*futures[future], future.result())
             elif failure is None or isinstance(failure, StoppedError):
                 failure = error
-        if failure is not None or stop.is_set():
-            stop.set()
-            for future in pending:
-                future.cancel()
+        if failure is not None:
+            stop.set()  # runs that are under way save themselves, those that wait end at once
     if isinstance(failure, BrokenProcessPool):
         raise UserError(
             "runs: a worker process was killed from outside (out of memory?); finished runs are "
