@@ -96,19 +96,22 @@ def execute_runs(plan: ComparePlan, folder: OutputFolder, workers: Workers) -> i
         initargs=(stop, messages, workers.threads, os.getpid()),
     )
     progress = _Progress(plan, todo, messages)
-    with executor, progress.shown(), _stop_on_signal(stop):
-        futures = {
-            executor.submit(_work, plan, arm, seed, folder): (arm, seed) for arm, seed in todo
-        }
-        _collect(futures, stop, progress)
+    with executor, progress.shown():
+        with _interrupt_ignored():  # the workers inherit it: Ctrl-C reaches the whole group
+            futures = {
+                executor.submit(_work, plan, arm, seed, folder): (arm, seed) for arm, seed in todo
+            }
+        with _stop_on_signal(stop):
+            _collect(futures, stop, progress)
     return len(todo)
 
 
 def _collect(futures: dict[Future[Any], tuple[Arm, int]], stop: Any, progress: "_Progress") -> None:
     """Wait for the runs; on the first failure let the others save themselves, then raise it."""
-    pending, failure = set(futures), None
+    pending, failure, asked = set(futures), None, False
     while pending:
         done, pending = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
+        asked = asked or (failure is None and stop.is_set())
         for future in done:
             error = future.exception()
             if error is None:
@@ -117,6 +120,8 @@ def _collect(futures: dict[Future[Any], tuple[Arm, int]], stop: Any, progress: "
                 failure = error
         if failure is not None:
             stop.set()  # runs that are under way save themselves, those that wait end at once
+    if asked and isinstance(failure, BrokenProcessPool):
+        raise StoppedError from failure
     if isinstance(failure, BrokenProcessPool):
         raise UserError(
             "runs: a worker process was killed from outside (out of memory?); finished runs are "
@@ -126,6 +131,19 @@ def _collect(futures: dict[Future[Any], tuple[Arm, int]], stop: Any, progress: "
         raise failure
     if stop.is_set():
         raise StoppedError
+
+
+@contextmanager
+def _interrupt_ignored() -> Iterator[None]:
+    """Start processes that a Ctrl-C does not end while they are still importing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
