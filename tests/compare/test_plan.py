@@ -132,6 +132,11 @@ def test_two_commands_do_not_share_a_folder(tmp_path):
     refused = pytest.raises(UserError, match="another command is working")
     with first.locked(), refused, second.locked():
         pass
+    # not even the plan is touched, though nothing has been made yet
+    before = (tmp_path / "out" / "plan.json").read_text()
+    with first.locked(), pytest.raises(UserError, match="another command is working"):
+        OutputFolder(tmp_path / "out", plan(seeds=5), resume=False)
+    assert (tmp_path / "out" / "plan.json").read_text() == before
     with second.locked():
         pass
 

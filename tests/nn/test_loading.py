@@ -22,9 +22,10 @@ def test_a_layer_built_on_no_device_gets_its_start_value_back(assign):
     assert torch.equal(target(x), source(x))
 
 
-def test_vectors_assigned_in_bf16_are_kept_in_fp32():
-    target = layer()
-    state = {name: tensor.bfloat16() for name, tensor in layer().state_dict().items()}
+@pytest.mark.parametrize("preset", ["v1", "v2"])
+def test_vectors_assigned_in_bf16_are_kept_in_fp32(preset):
+    target = getattr(DiffAttention, preset)(32, match_heads=4, layer_idx=1)
+    state = {name: tensor.bfloat16() for name, tensor in target.state_dict().items()}
     target.load_state_dict(state, assign=True)
     assert target.q_proj.weight.dtype == torch.bfloat16
     assert {vector.dtype for vector in target.lam.parameters()} == {torch.float32}

@@ -62,7 +62,6 @@ def prepare_corpus(plan: ComparePlan, folder: Path) -> Corpus:
         UserError: the text cannot be read, is too short, or does not support the vocabulary; the
             folder holds no tokenizer, or one without BOS and EOS.
     """
-    facts_file = folder / "facts.json"
     try:
         return open_corpus(folder)
     except (OSError, ValueError):
@@ -76,7 +75,7 @@ def prepare_corpus(plan: ComparePlan, folder: Path) -> Corpus:
         if plan.tokenizer is None:
             tokenizer = cached_tokenizer(
                 [document.text for document in training],
-                plan.preset.vocab_size,
+                preset.vocab_size,
                 folder / "tokenizer",
             )
         else:
@@ -94,7 +93,7 @@ def prepare_corpus(plan: ComparePlan, folder: Path) -> Corpus:
             "bytes_per_token": held.bytes_per_token,
             "sha256": train.sha256,
         }
-        write_json(facts_file, facts)
+        write_json(folder / "facts.json", facts)
     return Corpus(train=train, heldout=held, facts=facts)
 
 

@@ -95,16 +95,24 @@ class OutputFolder:
         plan_file = path / "plan.json"
         with said_plainly(path):
             path.mkdir(parents=True, exist_ok=True)
-            # a plan whose text was refused has made nothing yet, and gives way
-            begun = any((path / made).exists() for made in ("data/facts.json", "runs"))
-            if plan_file.exists() and (begun or resume):
-                self._check_same(plan_file, record, resume=resume)
-            elif any(not _is_ours(entry) for entry in path.iterdir()):
+            if not self._claimed(resume) and any(not _is_ours(entry) for entry in path.iterdir()):
                 raise UserError(
                     f"out: expected a new or empty folder, got {path}, which holds other files"
                 )
+        # held, so that no plan takes the place of one that another command works on
+        with self.locked(), said_plainly(path):
+            if self._claimed(resume):
+                self._check_same(plan_file, record, resume=resume)
             else:
                 write_json(plan_file, record)
+
+    def _claimed(self, resume: bool) -> bool:
+        """Whether the folder belongs to a plan.
+
+        One whose text was refused has made nothing yet, and gives way unless it is resumed.
+        """
+        begun = any((self.path / made).exists() for made in ("data/facts.json", "runs"))
+        return (self.path / "plan.json").exists() and (begun or resume)
 
     def _check_same(self, plan_file: Path, record: dict[str, Any], *, resume: bool) -> None:
         try:

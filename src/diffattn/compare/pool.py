@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -63,16 +63,13 @@ class Workers:
         return cls(jobs=jobs, threads=max(1, cores // jobs))
 
 
-def execute_runs(plan: ComparePlan, folder: OutputFolder, workers: Workers) -> int:
+def execute_runs(plan: ComparePlan, folder: OutputFolder, workers: Workers) -> None:
     """Train and measure every run that is not finished.
 
     Args:
         plan: the comparison.
         folder: its folder, with the text prepared.
         workers: processes and threads.
-
-    Returns:
-        The number of runs that were executed.
 
     Raises:
         StoppedError: Ctrl-C or SIGTERM; every run that was under way has saved a checkpoint.
@@ -85,7 +82,7 @@ def execute_runs(plan: ComparePlan, folder: OutputFolder, workers: Workers) -> i
         if read_result(folder.run(arm, seed)) is None
     ]
     if not todo:
-        return 0
+        return
     context = multiprocessing.get_context("spawn")
     stop, messages = context.Event(), context.Queue()
     os.environ["OMP_NUM_THREADS"] = str(workers.threads)
@@ -97,13 +94,13 @@ def execute_runs(plan: ComparePlan, folder: OutputFolder, workers: Workers) -> i
     )
     progress = _Progress(plan, todo, messages)
     with executor, progress.shown():
-        with _interrupt_ignored():  # the workers inherit it: Ctrl-C reaches the whole group
+        # workers inherit it: a Ctrl-C reaches the whole group, also while they are importing
+        with _handled([signal.SIGINT], signal.SIG_IGN):
             futures = {
                 executor.submit(_work, plan, arm, seed, folder): (arm, seed) for arm, seed in todo
             }
-        with _stop_on_signal(stop):
+        with _handled([signal.SIGINT, signal.SIGTERM], _asks_once(stop)):
             _collect(futures, stop, progress)
-    return len(todo)
 
 
 def _collect(futures: dict[Future[Any], tuple[Arm, int]], stop: Any, progress: "_Progress") -> None:
@@ -120,9 +117,9 @@ def _collect(futures: dict[Future[Any], tuple[Arm, int]], stop: Any, progress: "
                 failure = error
         if failure is not None:
             stop.set()  # runs that are under way save themselves, those that wait end at once
-    if asked and isinstance(failure, BrokenProcessPool):
-        raise StoppedError from failure
     if isinstance(failure, BrokenProcessPool):
+        if asked:
+            raise StoppedError from failure
         raise UserError(
             "runs: a worker process was killed from outside (out of memory?); finished runs are "
             "kept, add --resume to go on"
@@ -134,21 +131,21 @@ def _collect(futures: dict[Future[Any], tuple[Arm, int]], stop: Any, progress: "
 
 
 @contextmanager
-def _interrupt_ignored() -> Iterator[None]:
-    """Start processes that a Ctrl-C does not end while they are still importing."""
+def _handled(signals: Sequence[signal.Signals], handler: Any) -> Iterator[None]:
+    """Handle signals so while the block runs; only a main thread can."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = {number: signal.signal(number, handler) for number in signals}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
-@contextmanager
-def _stop_on_signal(stop: Any) -> Iterator[None]:
-    """Ctrl-C or SIGTERM asks once; a second one ends the command at once."""
+def _asks_once(stop: Any) -> Callable[[int, Any], None]:
+    """A handler that asks the runs to stop; a second signal ends the command at once."""
 
     def ask(number: int, frame: Any) -> None:
         if stop.is_set():
@@ -156,15 +153,7 @@ def _stop_on_signal(stop: Any) -> Iterator[None]:
             raise KeyboardInterrupt
         stop.set()
 
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return ask
 
 
 class _Progress:

@@ -12,7 +12,14 @@ from diffattn.ops.precision import own_precision
 
 
 class _Fp32Module(nn.Module):
-    """Moves with its parent, but `.bfloat16()` and the like leave it at fp32 or better."""
+    """Moves with its parent, but `.bfloat16()` and the like leave it at fp32 or better.
+
+    So does a state dict in lower precision whose tensors are assigned.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_load_state_dict_post_hook(_widen)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         def keep_precision(tensor: Tensor) -> Tensor:
@@ -21,6 +28,12 @@ class _Fp32Module(nn.Module):
             return tensor.to(device=moved.device) if narrows else moved
 
         return super()._apply(keep_precision, recurse)
+
+
+def _widen(module: nn.Module, incompatible_keys: Any) -> None:
+    for parameter in module.parameters():
+        if parameter.dtype.itemsize < 4:
+            parameter.data = parameter.data.float()
 
 
 class ExponentialLambda(_Fp32Module):
@@ -62,11 +75,10 @@ class ExponentialLambda(_Fp32Module):
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         # the start value is in no checkpoint: a module that was emptied on another device, or
-        # built on none, gets it back here, with vectors that were assigned in a lower precision
-        for vector in self.parameters():
-            if vector.dtype.itemsize < 4:
-                vector.data = vector.data.float()
-        self.start = torch.full_like(self.lambda_q1[0].detach(), self.start_value)
+        # built on none, gets it back here
+        vectors = self.lambda_q1.detach()
+        precision = torch.promote_types(vectors.dtype, torch.float32)
+        self.start = torch.full_like(vectors[0], self.start_value, dtype=precision)
 
     def forward(self, x: Tensor) -> Tensor:
         """The lam of the layer as a 0-dimensional fp32 tensor; `x` is not read."""
