@@ -186,13 +186,13 @@ def test_loading_info_is_returned_when_asked_for(tmp_path):
 
 @pytest.mark.parametrize("kind", ["v1", "v2", "grouped", "mixed"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
-def test_lambda_stays_fp32_in_a_model_loaded_in_low_precision(kind, dtype, tmp_path):
+def test_lambda_and_gains_stay_fp32_in_a_model_loaded_in_low_precision(kind, dtype, tmp_path):
     model = tiny.model(kind)
     model.save_pretrained(tmp_path)
     loaded = DiffTransformerForCausalLM.from_pretrained(tmp_path, dtype=dtype)
     wanted = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name, tensor in (*loaded.named_parameters(), *loaded.named_buffers()):
-        if ".lam." in name:
+        if ".lam." in name or "norm" in name or ".subln." in name:
             assert tensor.dtype == torch.float32, name
             assert torch.equal(tensor, wanted[name]), name
         else:

@@ -31,7 +31,7 @@ from diffattn.models import (
             ["match_key_value_heads", "8", "3"],
         ),
         ({"attention": "v2", "match_heads": 7}, ["match_heads", "7", "64"]),
-        ({"attention": "v2", "match_key_value_heads": 3}, ["num_key_value_heads", "3", "8"]),
+        ({"attention": "v2", "match_key_value_heads": 3}, ["match_key_value_heads", "3", "8"]),
         ({"match_key_value_heads": 3}, ["match_key_value_heads", "even", "3"]),
         ({"attention": "grouped", "noise_ratio": 3}, ["ratio", "3", "4"]),
         ({"num_attention_heads": 16}, ["num_attention_heads", "8", "16"]),

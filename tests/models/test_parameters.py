@@ -109,5 +109,5 @@ def test_lambda_std_zero_gives_exactly_the_depth_schedule():
     want = torch.tensor([0.2, 0.355509, 0.470713, 0.556058])
     got = torch.stack([layer.self_attn.lam(torch.empty(0)) for layer in model.model.layers])
     torch.testing.assert_close(got, want, rtol=0, atol=1e-6)
-    factors = [layer.self_attn.output_factor for layer in model.model.layers]
+    factors = [layer.self_attn.subln.factor for layer in model.model.layers]
     torch.testing.assert_close(torch.tensor(factors), 1 - want, rtol=0, atol=1e-6)

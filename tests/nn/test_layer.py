@@ -233,14 +233,14 @@ def test_one_kernel_call_with_the_layers_own_steps_equals_its_forward(name):
     x = torch.randn(2, 6, 32, dtype=torch.float64)
     q = layer.kernel_queries(layer.queries(x, None)).transpose(1, 2)
     k = layer.kernel_keys(layer.keys(x, None)).transpose(1, 2)
-    v = layer.values(x).transpose(1, 2)
+    v = layer.kernel_values(layer.values(x)).transpose(1, 2)
     assert q.shape[1] // k.shape[1] == layer.num_key_value_groups
     k, v = (t.repeat_interleave(layer.num_key_value_groups, dim=1) for t in (k, v))
     scores = (q @ k.transpose(2, 3) * layer.scaling).masked_fill(
         ~torch.ones(6, 6, dtype=torch.bool).tril(), float("-inf")
     )
     maps = scores.softmax(dim=-1)
-    got = layer.output(layer.combine(x, (maps @ v).transpose(1, 2)))
+    got = layer.output(x, layer.combine(x, (maps @ v).transpose(1, 2)))
     torch.testing.assert_close(got, layer(x), rtol=0, atol=1e-12)
     difference = layer.combine_maps(x, maps)
     lam = layer.lam(x)
@@ -289,7 +289,19 @@ def test_an_unknown_kind_of_lam_is_named():
         )
 
 
-def test_an_unknown_implementation_is_named_at_the_call():
-    layer = DiffAttention.v1(32, match_heads=4, layer_idx=0, impl="flash")
-    with pytest.raises(ValueError, match=r"^impl: .* got 'flash'"):
-        layer(torch.randn(1, 3, 32))
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"impl": "flash"}, ValueError, r"^impl: .* got 'flash'"),
+        ({"impl": "sdpa", "dropout": 0.1}, NotImplementedError, "impl='sdpa' draws a dropout mask"),
+        ({"impl": "one_call", "softcap": 5.0}, NotImplementedError, "takes no softcap"),
+        ({"window": 0}, ValueError, "window: expected a whole number"),
+        ({"dropout": 1.0}, ValueError, "dropout: expected a probability"),
+        ({"softcap": -1.0}, ValueError, "softcap: expected a number above 0"),
+        ({"lam_per": "token"}, ValueError, "lam_per: expected 'layer', 'head' or 'group'"),
+        ({"dropout_masks": "both"}, ValueError, "dropout_masks: expected 'shared'"),
+    ],
+)
+def test_options_of_no_meaning_are_refused_at_construction(options, error, message):
+    with pytest.raises(error, match=message):
+        DiffAttention.v1(32, match_heads=4, layer_idx=0, **options)

@@ -52,13 +52,13 @@ def test_match_v2(options, want):
         ({"num_diff_heads": 3}, ["num_diff_heads", "256"]),
         ({"num_diff_heads": 0}, ["num_diff_heads", "0", "256"]),
         ({"match_heads": 8, "match_key_value_heads": 3}, ["match_key_value_heads", "even", "3"]),
-        ({"match_heads": 8, "match_key_value_heads": 6}, ["num_key_value_heads", "3", "4"]),
+        ({"match_heads": 8, "match_key_value_heads": 6}, ["match_key_value_heads", "3", "4"]),
         ({"num_diff_heads": 4, "num_key_value_heads": 0}, ["num_key_value_heads", "0"]),
         ({"match_heads": 8, "ratio": 3}, ["ratio", "3", "4"]),
         ({"match_heads": 8, "ratio": 0}, ["ratio", "0", "4"]),
         (
             {"match_heads": 8, "match_key_value_heads": 8, "ratio": 2},
-            ["num_key_value_heads", "4", "2"],
+            ["match_key_value_heads", "8", "4", "2"],
         ),
     ],
     ids=lambda value: (
@@ -78,8 +78,8 @@ def test_match_v1_names_what_does_not_divide(options, parts):
     ("options", "parts"),
     [
         ({"match_heads": 7}, ["match_heads", "7", "256"]),
-        ({"match_heads": 8, "match_key_value_heads": 3}, ["num_key_value_heads", "3", "8"]),
-        ({"match_heads": 8, "match_key_value_heads": 0}, ["num_key_value_heads", "0"]),
+        ({"match_heads": 8, "match_key_value_heads": 3}, ["match_key_value_heads", "3", "8"]),
+        ({"match_heads": 8, "match_key_value_heads": 0}, ["match_key_value_heads", "0"]),
         ({"match_heads": 8, "head_dim": 0}, ["head_dim", "0"]),
     ],
     ids=lambda value: (

@@ -1,13 +1,34 @@
 """Configuration of the differential Transformer language model."""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedConfig
 
 from diffattn.nn import DiffSizes, match_v1, match_v2
 
-ATTENTION_KINDS = ("softmax", "v1", "v2", "grouped")
+LAYER_TYPES = ("full_attention", "sliding_attention")
+ACTIVATIONS = ("silu", "poly_norm")
+
+
+class DiffChoices(NamedTuple):
+    """What makes one kind of differential attention differ from another."""
+
+    lam: str
+    lam_per: str
+    own_noise_key: bool
+    head_norm: bool
+    wide_values: bool
+    output_gate: bool
+
+
+PRESETS = {
+    "v1": DiffChoices("exponential", "layer", True, True, True, False),
+    "v2": DiffChoices("sigmoid", "head", False, False, False, False),
+    "grouped": DiffChoices("exponential", "layer", True, True, True, False),
+    "grouped_latent": DiffChoices("sigmoid", "head", False, False, False, True),
+}
+ATTENTION_KINDS = ("softmax", *PRESETS)
 
 
 class DiffTransformerConfig(PreTrainedConfig):
@@ -23,13 +44,32 @@ class DiffTransformerConfig(PreTrainedConfig):
         hidden_size: model width.
         intermediate_size: inner width of SwiGLU; None means 8/3 hidden_size rounded up to 8.
         num_hidden_layers: number of blocks.
-        attention: "softmax", "v1", "v2" or "grouped", for all layers or one name for each.
+        attention: "softmax", "v1", "v2", "grouped" or "grouped_latent", for all layers or one
+            name for each.
         match_heads: heads N of the Transformer to be matched.
-        match_key_value_heads: its key/value heads; None means N.
-        noise_ratio: signal heads that share a noise head where the kind is "grouped".
+        match_key_value_heads: its key/value heads; None means N, for the grouped kinds one for
+            each noise head.
+        match_head_dim: its head width; None means hidden_size / N.
+        noise_ratio: signal heads that share a noise head in the grouped kinds.
+        lam: "exponential" or "sigmoid" in place of what the kind says; so for the next five.
+        lam_per: "layer", "head" or "group".
+        own_noise_key: whether the noise map has keys of its own.
+        head_norm: per-head RMSNorm and the factor (1 - lambda_init).
+        wide_values: values of twice the head width, or of the head width.
+        output_gate: multiply the joined heads by sigmoid(x W_g).
+        qk_norm: RMSNorm over each query and key head, in every layer.
+        attention_sink: a learned sink logit for each query head, in every layer.
+        attention_softcap: c, scores x become c tanh(x / c), in every layer.
+        attention_bias: whether q, k and v projections have biases.
+        attention_output_bias: whether the output projection has one; None means the same.
+        hidden_act: "silu" (SwiGLU) or "poly_norm" (Motif's).
+        sliding_window: w, positions that a "sliding_attention" layer sees, its own included.
+        layer_types: "full_attention" or "sliding_attention" for each layer; None means all
+            sliding where `sliding_window` is given, else all full.
         rope_theta: base of the rotary positions.
         max_position_embeddings: positions that training covers; informative.
         rms_norm_eps: epsilon of all norms.
+        head_norm_eps: epsilon of the norms inside attention; None means `rms_norm_eps`.
         initializer_range: standard deviation of the normal initialisation of all matrices; None
             means the authors': torch's default for linear maps, uniform in +- fan_in^-1/2, and
             N(0, hidden_size^-1/2) for embeddings, half of that (our choice) where they are tied.
@@ -37,6 +77,7 @@ class DiffTransformerConfig(PreTrainedConfig):
             residual stream starts at unit scale beside the normed heads of V1.
         lambda_std: standard deviation of the lambda vectors' initialisation.
         lambda_start: constant lambda_init instead of the depth schedule.
+        lambda_layer_offset: added to the layer index in the depth schedule; -1 in Motif.
         attention_dropout: probability of dropping an entry of a map in training; stock kernels
             draw a mask for each of the two maps.
         tie_word_embeddings: whether the output layer shares the input embedding.
@@ -59,14 +100,31 @@ class DiffTransformerConfig(PreTrainedConfig):
     attention: str | list[str] = "v1"
     match_heads: int = 8
     match_key_value_heads: int | None = None
+    match_head_dim: int | None = None
     noise_ratio: int = 2
+    lam: str | None = None
+    lam_per: str | None = None
+    own_noise_key: bool | None = None
+    head_norm: bool | None = None
+    wide_values: bool | None = None
+    output_gate: bool | None = None
+    qk_norm: bool = False
+    attention_sink: bool = False
+    attention_softcap: float | None = None
+    attention_bias: bool = False
+    attention_output_bias: bool | None = None
+    hidden_act: str = "silu"
+    sliding_window: int | None = None
+    layer_types: list[str] | None = None
     rope_theta: float = 10_000.0
     max_position_embeddings: int = 2048
     rms_norm_eps: float = 1e-5
+    head_norm_eps: float | None = None
     initializer_range: float | None = None
     scale_embeddings: bool = True
     lambda_std: float = 0.1
     lambda_start: float | None = None
+    lambda_layer_offset: int = 0
     attention_dropout: float = 0.0
     tie_word_embeddings: bool = True
     use_cache: bool = True
@@ -79,64 +137,137 @@ class DiffTransformerConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Check the kinds, derive the inner width and the kernel's geometry."""
-        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "match_heads"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}: expected a whole number from 1, got {value!r}")
         rope = kwargs.pop("rope_parameters", None) or {}
         if rope.get("rope_type", "default") != "default":
             raise ValueError(f"rope_type: expected 'default', got {rope['rope_type']!r}")
         self.rope_theta = rope.get("rope_theta", self.rope_theta)
+        given = (self.num_attention_heads, self.num_key_value_heads, self.head_dim)
+        self.derive()
+        for name, value in zip(
+            ("num_attention_heads", "num_key_value_heads", "head_dim"), given, strict=True
+        ):
+            if value not in (None, getattr(self, name)):
+                raise ValueError(
+                    f"{name}: follows from attention and match_heads as {getattr(self, name)}, "
+                    f"got {value}"
+                )
+        super().__post_init__(**kwargs)
+
+    def derive(self) -> None:
+        """Check every field and set what follows from it anew; a model does so when it is built.
+
+        Raises:
+            ValueError: a field has no meaning, or two do not fit each other.
+        """
+        self._check_numbers()
+        self._check_names()
+        if self.intermediate_size is None:
+            self.intermediate_size = -(-8 * self.hidden_size // 3 // 8) * 8
+        types = self.layer_types
+        if types is None:
+            types = ["full_attention" if self.sliding_window is None else "sliding_attention"]
+        if len(set(types)) == 1:  # one type for all layers, however many there are by now
+            types = types[:1] * self.num_hidden_layers
+        self.layer_types = types
+        self._check_windows(types)
+        geometries = [self.kernel_geometry(index) for index in range(self.num_hidden_layers)]
+        self.num_attention_heads, self.num_key_value_heads, self.head_dim = geometries[0]
+
+    def _check_numbers(self) -> None:
+        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "match_heads"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}: expected a whole number from 1, got {value!r}")
         if not self.rms_norm_eps >= 0:
             raise ValueError(f"rms_norm_eps: expected 0 or more, got {self.rms_norm_eps}")
         if self.lambda_start is not None and not math.isfinite(self.lambda_start):
             raise ValueError(f"lambda_start: expected a finite number, got {self.lambda_start}")
         if not isinstance(self.rope_theta, (int, float)) or not self.rope_theta > 0:
             raise ValueError(f"rope_theta: expected a number above 0, got {self.rope_theta!r}")
+        window = self.sliding_window
+        if window is not None and (not isinstance(window, int) or window < 1):
+            raise ValueError(f"sliding_window: expected a whole number from 1, got {window!r}")
+
+    def _check_names(self) -> None:
         kinds = self.attention if isinstance(self.attention, list) else [self.attention]
-        for kind in kinds:
-            if kind not in ATTENTION_KINDS:
-                raise ValueError(f"attention: expected one of {ATTENTION_KINDS}, got {kind!r}")
+        for name, values, allowed in (
+            ("attention", kinds, ATTENTION_KINDS),
+            ("layer_types", self.layer_types or [], LAYER_TYPES),
+            ("hidden_act", [self.hidden_act], ACTIVATIONS),
+        ):
+            for value in values:
+                if value not in allowed:
+                    raise ValueError(f"{name}: expected one of {allowed}, got {value!r}")
         if isinstance(self.attention, list) and len(self.attention) != self.num_hidden_layers:
             raise ValueError(
                 f"attention: expected {self.num_hidden_layers} kinds, one for each layer, got "
                 f"{len(self.attention)}"
             )
-        if self.intermediate_size is None:
-            self.intermediate_size = -(-8 * self.hidden_size // 3 // 8) * 8
-        geometries = [self.kernel_geometry(index) for index in range(self.num_hidden_layers)]
-        heads, groups, width = geometries[0]
-        for name, value in (
-            ("num_attention_heads", heads),
-            ("num_key_value_heads", groups),
-            ("head_dim", width),
-        ):
-            if getattr(self, name) not in (None, value):
-                raise ValueError(
-                    f"{name}: follows from attention and match_heads as {value}, got "
-                    f"{getattr(self, name)}"
-                )
-            setattr(self, name, value)
-        super().__post_init__(**kwargs)
+
+    def _check_windows(self, types: list[str]) -> None:
+        if len(types) != self.num_hidden_layers:
+            raise ValueError(
+                f"layer_types: expected {self.num_hidden_layers} names, one for each layer, got "
+                f"{len(types)}"
+            )
+        if ("sliding_attention" in types) != (self.sliding_window is not None):
+            raise ValueError(
+                f"sliding_window: {self.sliding_window} does not fit layer_types = {types}; set "
+                "both, or layer_types to None"
+            )
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """Write config.json; see `transformers.PreTrainedConfig.save_pretrained`."""
+        self.derive()  # a field may have been changed since
+        super().save_pretrained(*args, **kwargs)
+
+    @property
+    def query_width(self) -> int:
+        """D, the width of a query or key head of one map, in every layer."""
+        if self.match_head_dim is not None:
+            return self.match_head_dim
+        if self.hidden_size % self.match_heads:
+            raise ValueError(
+                f"match_heads: {self.match_heads} does not divide hidden_size = {self.hidden_size}"
+            )
+        return self.hidden_size // self.match_heads
 
     def attention_kind(self, layer_idx: int) -> str:
         """Kind of attention of a layer, counted from 0."""
         return self.attention if isinstance(self.attention, str) else self.attention[layer_idx]
 
+    def window(self, layer_idx: int) -> int | None:
+        """Positions that a layer sees, or None for all."""
+        types = self.layer_types or []
+        return self.sliding_window if types[layer_idx] == "sliding_attention" else None
+
+    def diff_choices(self, layer_idx: int) -> DiffChoices:
+        """The choices of a differential layer: its kind's, and what was chosen instead."""
+        preset = PRESETS[self.attention_kind(layer_idx)]
+        chosen = {name: getattr(self, name) for name in DiffChoices._fields}
+        lam = chosen["lam"]
+        if lam is not None and lam != preset.lam:
+            preset = preset._replace(lam_per="layer" if lam == "exponential" else "head")
+        return preset._replace(**{n: value for n, value in chosen.items() if value is not None})
+
     def diff_sizes(self, layer_idx: int) -> DiffSizes:
         """Geometry of a differential layer, counted from 0."""
         kind = self.attention_kind(layer_idx)
-        if kind == "v2":
-            return match_v2(
-                self.hidden_size,
-                match_heads=self.match_heads,
-                match_key_value_heads=self.match_key_value_heads,
-            )
-        return match_v1(
+        match = match_v2 if kind in ("v2", "grouped_latent") else match_v1
+        sizes = match(
             self.hidden_size,
             match_heads=self.match_heads,
             match_key_value_heads=self.match_key_value_heads,
-            ratio=self.noise_ratio if kind == "grouped" else 1,
+            head_dim=self.match_head_dim,
+            ratio=self.noise_ratio if kind.startswith("grouped") else 1,
+        )
+        wide = self.diff_choices(layer_idx).wide_values
+        return DiffSizes(
+            num_diff_heads=sizes.num_diff_heads,
+            num_noise_heads=sizes.num_noise_heads,
+            num_key_value_heads=sizes.num_key_value_heads,
+            head_dim=sizes.head_dim,
+            value_dim=sizes.head_dim * (2 if wide else 1),
         )
 
     def kernel_geometry(self, layer_idx: int) -> tuple[int, int, int]:
@@ -148,20 +279,15 @@ class DiffTransformerConfig(PreTrainedConfig):
         if self.attention_kind(layer_idx) == "softmax":
             groups = self.match_key_value_heads
             groups = self.match_heads if groups is None else groups
-            if (
-                min(groups, self.match_heads) < 1
-                or self.hidden_size % self.match_heads
-                or self.match_heads % groups
-            ):
+            if groups < 1 or self.match_heads % groups:
                 raise ValueError(
-                    f"match_heads: {self.match_heads} must divide hidden_size = "
-                    f"{self.hidden_size} and be a multiple of match_key_value_heads = {groups}"
+                    f"match_key_value_heads: {groups} does not divide match_heads = "
+                    f"{self.match_heads}"
                 )
-            return self.match_heads, groups, self.hidden_size // self.match_heads
+            return self.match_heads, groups, self.query_width
         sizes = self.diff_sizes(layer_idx)
-        own_noise_key = self.attention_kind(layer_idx) != "v2"
         return (
             sizes.num_diff_heads + sizes.num_noise_heads,
             sizes.num_key_value_heads,
-            sizes.head_dim * (2 if own_noise_key else 1),
+            sizes.head_dim * (2 if self.diff_choices(layer_idx).own_noise_key else 1),
         )

@@ -5,31 +5,39 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache
-from transformers.masking_utils import create_causal_mask
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from diffattn.models.configuration_diff import DiffTransformerConfig
+from diffattn.models.configuration_diff import PRESETS, DiffTransformerConfig
 from diffattn.models.eager import eager_attention
 from diffattn.models.positions import count_positions, separate_documents
+from diffattn.models.static_slots import without_unused_slots
 from diffattn.nn import (
     AttentionLayer,
     DiffAttention,
     ExponentialLambda,
+    Fp32Module,
+    LayerOptions,
+    PolyNorm,
     RMSNorm,
     SoftmaxAttention,
 )
 from diffattn.ops import rotary_angles
 
 Rotation = tuple[Tensor, Tensor]
+
+MASKS = {
+    "full_attention": create_causal_mask,
+    "sliding_attention": create_sliding_window_causal_mask,
+}
 
 # the second field of the outputs: "cache" since transformers 5.24, "past_key_values" before
 _CACHE_FIELD = fields(BaseModelOutputWithPast)[1].name
@@ -51,12 +59,14 @@ class _ModelAttention(AttentionLayer):
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Output [B, T, hidden_size] and, where the kernel returns maps, [B, H, T, S]."""
+        self._check_kernel()
         query = self.kernel_queries(self.queries(hidden_states, position_embeddings))
         key = self.kernel_keys(self.keys(hidden_states, position_embeddings))
-        value = self.values(hidden_states)
+        value = self.kernel_values(self.values(hidden_states))
         query, key, value = (t.transpose(1, 2) for t in (query, key, value))
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx)
+            key, value = without_unused_slots(cache, attention_mask, key, value)
         attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation or "eager", eager_attention
         )
@@ -68,11 +78,41 @@ class _ModelAttention(AttentionLayer):
             attention_mask,
             scaling=self.scaling,
             dropout=self.dropout if self.training else 0.0,
+            sliding_window=self.window,
+            softcap=self.softcap,
+            s_aux=self.sinks,
             **kwargs,
         )
-        heads = heads.reshape(*hidden_states.shape[:-1], -1, self.value_dim)
-        output = self.output(self.combine(hidden_states, heads)).to(hidden_states.dtype)
+        heads = heads.reshape(*hidden_states.shape[:-1], -1, value.shape[-1])
+        heads = self.combine(hidden_states, heads)
+        output = self.output(hidden_states, heads).to(hidden_states.dtype)
         return output, None if maps is None else self.combine_maps(hidden_states, maps)
+
+    def _check_kernel(self) -> None:
+        """Refuse kernels that would leave out a soft cap or a sink without a word."""
+        name = self.config._attn_implementation or "eager"
+        if name.startswith(("eager", "flex_attention", "flash_attention", "paged|flash")):
+            return
+        for option, value in (("attention_softcap", self.softcap), ("attention_sink", self.sinks)):
+            if value is not None:
+                raise NotImplementedError(
+                    f"attn_implementation={name!r} is not known to honour {option}: ask for "
+                    "'eager' or 'flex_attention'"
+                )
+
+
+def _options_of_every_layer(config: DiffTransformerConfig, layer_idx: int) -> LayerOptions:
+    eps = config.rms_norm_eps if config.head_norm_eps is None else config.head_norm_eps
+    return {
+        "bias": config.attention_bias,
+        "output_bias": config.attention_output_bias,
+        "window": config.window(layer_idx),
+        "qk_norm": config.qk_norm,
+        "softcap": config.attention_softcap,
+        "sink": config.attention_sink,
+        "norm_eps": eps,
+        "dropout": config.attention_dropout,
+    }
 
 
 class DiffTransformerSoftmaxAttention(_ModelAttention, SoftmaxAttention):  # pyright: ignore
@@ -85,7 +125,7 @@ class DiffTransformerSoftmaxAttention(_ModelAttention, SoftmaxAttention):  # pyr
             num_heads=heads,
             num_key_value_heads=groups,
             head_dim=width,
-            dropout=config.attention_dropout,
+            **_options_of_every_layer(config, layer_idx),
         )
         self.config, self.layer_idx = config, layer_idx
 
@@ -94,28 +134,28 @@ class DiffTransformerDiffAttention(_ModelAttention, DiffAttention):  # pyright: 
     """Differential attention: `diffattn.nn.DiffAttention` behind the interface."""
 
     def __init__(self, config: DiffTransformerConfig, layer_idx: int) -> None:
-        v2 = config.attention_kind(layer_idx) == "v2"
+        choices = config.diff_choices(layer_idx)
         super().__init__(
             config.hidden_size,
             sizes=config.diff_sizes(layer_idx),
-            lam="sigmoid" if v2 else "exponential",
+            lam=choices.lam,  # pyright: ignore[reportArgumentType] checked by the layer
+            lam_per=choices.lam_per,  # pyright: ignore[reportArgumentType]
             layer_idx=layer_idx,
-            own_noise_key=not v2,
-            head_norm=not v2,
+            own_noise_key=choices.own_noise_key,
+            head_norm=choices.head_norm,
+            output_gate=choices.output_gate,
             lambda_start=config.lambda_start,
+            lambda_offset=config.lambda_layer_offset,
             lambda_std=config.lambda_std,
-            norm_eps=config.rms_norm_eps,
-            dropout=config.attention_dropout,
             dropout_masks="independent",
+            **_options_of_every_layer(config, layer_idx),
         )
         self.config = config
 
 
 ATTENTION_CLASSES: dict[str, Callable[[DiffTransformerConfig, int], _ModelAttention]] = {
     "softmax": DiffTransformerSoftmaxAttention,
-    "v1": DiffTransformerDiffAttention,
-    "v2": DiffTransformerDiffAttention,
-    "grouped": DiffTransformerDiffAttention,
+    **dict.fromkeys(PRESETS, DiffTransformerDiffAttention),
 }
 
 
@@ -132,7 +172,7 @@ class DiffTransformerEmbedding(nn.Embedding):
 
 
 class DiffTransformerMLP(nn.Module):
-    """SwiGLU: (silu(x W_gate) * x W_up) W_down."""
+    """Gated feed-forward: (act(x W_gate) * x W_up) W_down, act = silu is SwiGLU."""
 
     def __init__(self, config: DiffTransformerConfig) -> None:
         super().__init__()
@@ -141,14 +181,15 @@ class DiffTransformerMLP(nn.Module):
         self.gate_proj = nn.Linear(width, inner, bias=False)
         self.up_proj = nn.Linear(width, inner, bias=False)
         self.down_proj = nn.Linear(inner, width, bias=False)
+        self.act_fn = PolyNorm() if config.hidden_act == "poly_norm" else nn.SiLU()
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, hidden_size] to the same."""
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
 
 
 class DiffTransformerDecoderLayer(GradientCheckpointingLayer):
-    """Pre-norm block: attention, then SwiGLU, each with its residual."""
+    """Pre-norm block: attention, then feed-forward, each with its residual."""
 
     def __init__(self, config: DiffTransformerConfig, layer_idx: int) -> None:
         super().__init__()
@@ -197,11 +238,23 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
         "lambda_q2",
         "lambda_k2",
         "lambda_proj",
+        "subln",
+        "q_norm",
+        "k_norm",
+        "input_layernorm",
+        "post_attention_layernorm",
+        "norm",
+        "act_fn",
+        "sinks",
     ]
     _can_record_outputs = {  # noqa: RUF012
         "hidden_states": DiffTransformerDecoderLayer,
         "attentions": _ModelAttention,
     }
+
+    def __init__(self, config: DiffTransformerConfig, *args: Any, **kwargs: Any) -> None:
+        config.derive()  # a field may have been changed since the configuration was made
+        super().__init__(config, *args, **kwargs)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -213,15 +266,33 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
             init.normal_(module.weight, std=self._embedding_std() if fixed is None else fixed)
         elif isinstance(module, RMSNorm):
             init.ones_(module.weight)
+        elif isinstance(module, PolyNorm):
+            init.constant_(module.weight, module.start)
+            init.zeros_(module.bias)
         elif isinstance(module, ExponentialLambda):
             for vector in module.parameters():
                 init.normal_(vector, std=module.std)
-            init.constant_(module.start, module.start_value)
+        elif isinstance(module, AttentionLayer) and module.sinks is not None:
+            init.zeros_(module.sinks)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            init.zeros_(module.bias)
+        if isinstance(module, Fp32Module):
+            for name, value in module.constants.items():
+                init.constant_(getattr(module, name), value)
 
     def _embedding_std(self) -> float:
         # a tied output layer with the authors' spread would start by naming the token just read
         tied = self.config.tie_word_embeddings
         return self.config.hidden_size**-0.5 * (0.5 if tied else 1.0)
+
+    def _sdpa_can_dispatch(self, is_init_check: bool = False) -> bool:
+        for option in ("attention_softcap", "attention_sink"):
+            if getattr(self.config, option):
+                raise ValueError(
+                    f"attn_implementation='sdpa' runs torch's kernel, which takes no {option}: "
+                    "ask for 'eager' or 'flex_attention'"
+                )
+        return super()._sdpa_can_dispatch(is_init_check)
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
@@ -272,7 +343,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
     def forward(
         self,
         input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
+        attention_mask: Tensor | dict[str, Any] | None = None,
         position_ids: Tensor | None = None,
         cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
@@ -284,7 +355,8 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
 
         Args:
             input_ids: [B, T] token ids; or give `inputs_embeds`.
-            attention_mask: [B, S] with 0 for padding, or a prepared mask of 4 axes.
+            attention_mask: [B, S] with 0 for padding, a prepared mask of 4 axes, or a prepared
+                mask for each of the configuration's layer types.
             position_ids: [B, T]; None counts visible tokens of each row. Positions that start
                 anew within a row separate packed documents.
             cache: keys and values of earlier steps.
@@ -305,29 +377,36 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             raise ValueError("input_ids: give exactly one of input_ids and inputs_embeds")
         hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         cache = past_key_values if cache is None else cache
-        documents = separate_documents(position_ids, attention_mask, cache)
+        masks, padding = {}, None
+        if isinstance(attention_mask, dict):  # prepared by `generate`
+            masks = attention_mask
+        else:
+            padding = attention_mask
+        documents = None if masks else separate_documents(position_ids, padding, cache)
         if position_ids is None:
-            position_ids = count_positions(hidden_states, attention_mask, cache)
-        causal_mask = create_causal_mask(
-            self.config,
-            hidden_states,
-            attention_mask,
-            cache,
-            position_ids,
-            and_mask_function=documents,
-        )
+            position_ids = count_positions(hidden_states, padding, cache)
+        types = self.config.layer_types or []
+        for layer_type in set(types) - set(masks):
+            masks[layer_type] = MASKS[layer_type](
+                self.config,
+                hidden_states,
+                padding,
+                cache,
+                position_ids,
+                and_mask_function=documents,
+            )
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
         rotation = rotary_angles(
             position_ids,
-            self.config.hidden_size // self.config.match_heads,
+            self.config.query_width,
             theta=self.config.rope_theta,
             dtype=torch.promote_types(hidden_states.dtype, torch.float32),
         )
-        for layer in self.layers:
+        for layer, layer_type in zip(self.layers, types, strict=True):
             hidden_states = layer(
                 hidden_states,
-                attention_mask=causal_mask,
+                attention_mask=masks[layer_type],
                 cache=cache,
                 position_embeddings=rotation,
                 position_ids=position_ids,
@@ -363,7 +442,7 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
     def forward(
         self,
         input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
+        attention_mask: Tensor | dict[str, Any] | None = None,
         position_ids: Tensor | None = None,
         cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,

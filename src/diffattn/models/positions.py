@@ -36,7 +36,10 @@ def separate_documents(
     if documents is None:
         return None
     length = documents.shape[1]
-    keys = length if cache is None else cache.get_mask_sizes(length, 0)[0]
+    keys = length
+    if cache is not None:  # layers with a window hold fewer
+        layers = range(max(1, len(cache.layers)))
+        keys = max(cache.get_mask_sizes(length, index)[0] for index in layers)
     of_keys = F.pad(documents, (0, keys - length), value=-1)
     rows = documents.shape[0] - 1  # positions may stand once for the whole batch
 

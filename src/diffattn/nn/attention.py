@@ -4,23 +4,26 @@ Both classes offer the same steps, so a model that calls a kernel of its own dif
 alone.
 """
 
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, Unpack
 
+import torch.nn.functional as F
 from torch import Tensor
 
-from diffattn.nn.lambdas import ExponentialLambda, SigmoidLambda
-from diffattn.nn.layer import AttentionLayer
-from diffattn.nn.norm import RMSNorm
-from diffattn.nn.sizes import DiffSizes, match_v1, match_v2
+from diffattn.nn.lambdas import ExponentialLambda, LambdaPer, SigmoidLambda
+from diffattn.nn.layer import AttentionLayer, LayerOptions
+from diffattn.nn.norm import HeadNorm
+from diffattn.nn.sizes import DiffSizes, match_softmax, match_v1, match_v2
 from diffattn.ops import (
     diff_attention,
     lambda_init,
     softmax_attention,
     split_stripes,
+    stack_keys,
     stack_queries,
     subtract_maps,
     subtract_outputs,
 )
+from diffattn.ops.attention import choose_implementation
 
 
 class SoftmaxAttention(AttentionLayer):
@@ -33,13 +36,7 @@ class SoftmaxAttention(AttentionLayer):
         num_heads: query heads; `num_key_value_heads` divides it.
         num_key_value_heads: key/value heads; None means `num_heads`.
         head_dim: width of a head; None means hidden_size / num_heads.
-        context_size: width of the other sequence in cross-attention; None means `hidden_size`.
-        bias: whether the projections have biases.
-        causal: hide later positions.
-        window: see positions less than this many steps away; None means all.
-        rope_theta: base of rotary positions; None means no positions.
-        dropout: probability of dropping an entry of the map in training.
-        impl: implementation, as in `diffattn.ops.softmax_attention`.
+        **options: see `LayerOptions`.
 
     Raises:
         ValueError: heads do not divide.
@@ -54,25 +51,14 @@ class SoftmaxAttention(AttentionLayer):
         num_heads: int,
         num_key_value_heads: int | None = None,
         head_dim: int | None = None,
-        context_size: int | None = None,
-        bias: bool = False,
-        causal: bool = True,
-        window: int | None = None,
-        rope_theta: float | None = None,
-        dropout: float = 0.0,
-        impl: Literal["auto", "reference", "sdpa"] = "auto",
+        **options: Unpack[LayerOptions],
     ) -> None:
-        groups = num_heads if num_key_value_heads is None else num_key_value_heads
-        if head_dim is None:
-            if num_heads < 1 or hidden_size % num_heads:
-                raise ValueError(
-                    f"num_heads: {num_heads} does not divide hidden_size = {hidden_size}"
-                )
-            head_dim = hidden_size // num_heads
-        if groups < 1 or num_heads % groups:
-            raise ValueError(
-                f"num_key_value_heads: {groups} does not divide num_heads = {num_heads}"
-            )
+        groups, head_dim = match_softmax(
+            hidden_size,
+            num_heads=num_heads,
+            num_key_value_heads=num_key_value_heads,
+            head_dim=head_dim,
+        )
         super().__init__(
             hidden_size,
             query_heads=num_heads,
@@ -81,15 +67,12 @@ class SoftmaxAttention(AttentionLayer):
             output_heads=num_heads,
             head_dim=head_dim,
             value_dim=head_dim,
-            context_size=context_size,
-            bias=bias,
-            causal=causal,
-            window=window,
-            rope_theta=rope_theta,
-            dropout=dropout,
-            impl=impl,
+            **options,
         )
         self.num_key_value_groups = num_heads // groups
+        if self.impl == "one_call":
+            raise ValueError("impl: expected 'auto', 'reference' or 'sdpa', got 'one_call'")
+        choose_implementation(self.impl, self.softcap, self.dropout, "independent")
 
     def _attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         return softmax_attention(
@@ -100,6 +83,8 @@ class SoftmaxAttention(AttentionLayer):
             window=self.window,
             mask=mask,
             scale=self.scaling,
+            softcap=self.softcap,
+            sink=self.sinks,
             dropout=self.dropout if self.training else 0.0,
             impl=self.impl,  # pyright: ignore[reportArgumentType] checked by the operator
         )
@@ -112,6 +97,10 @@ class SoftmaxAttention(AttentionLayer):
         """Keys as one attention kernel takes them: unchanged."""
         return k
 
+    def kernel_values(self, v: Tensor) -> Tensor:
+        """Values as one attention kernel takes them: unchanged."""
+        return v
+
     def combine(self, x: Tensor, heads: Tensor) -> Tensor:
         """Head outputs from the kernel's outputs: unchanged."""
         return heads
@@ -121,39 +110,56 @@ class SoftmaxAttention(AttentionLayer):
         return maps
 
 
+class DiffOptions(LayerOptions, total=False):
+    """Choices that the presets of `DiffAttention` leave open, beside those of every layer."""
+
+    lam_per: LambdaPer
+    """what has a lam of its own: "layer", "head", or "group" of heads with one noise head"""
+    lambda_start: float | None
+    """constant lambda_init in place of the depth schedule"""
+    lambda_offset: int
+    """added to the layer index in lambda_init; -1 in Motif, +1 in Dragon checkpoints"""
+    lambda_std: float
+    """standard deviation of the lambda vectors' initialisation (default 0.1)"""
+    head_norm: bool
+    """RMSNorm of each head, with the factor (1 - lambda_init)"""
+    dropout_masks: Literal["shared", "independent"]
+    """whether dropout drops the same entries of both maps (default: "shared")"""
+
+
 class DiffAttention(AttentionLayer):
     """Multi-head differential attention.
 
         head_h = (softmax(q_h k_h^T s + M) - lam softmax(q'_h k'_h^T s + M)) v_h
         out    = concat_h(f(head_h)) W_O,  f = (1 - lambda_init) RMSNorm with `head_norm`, else id
 
-    The presets `v1`, `v2` and `grouped` compute the sizes from the Transformer to be matched.
+    The presets `v1`, `v2`, `grouped` and `grouped_latent` name published combinations; their
+    arguments give the sizes, and every other choice can be changed one by one.
 
     Args:
         hidden_size: width of input and output.
         sizes: head counts and widths.
-        lam: "exponential" (one scalar a layer, V1) or "sigmoid" (each token and head, V2).
-        layer_idx: index of the layer from 0; sets lambda_init where `lam` is "exponential".
+        lam: "exponential" (learned vectors, V1) or "sigmoid" (from each token, V2).
+        layer_idx: index of the layer from 0; sets lambda_init where `lam` is "exponential" or
+            `head_norm` is on.
         own_noise_key: whether the noise map has keys of its own (V1) or the signal's (V2).
         head_norm: per-head RMSNorm and the factor (1 - lambda_init).
+        lam_per: what has a lam of its own: "layer", "head" or "group" (of the signal heads that
+            share a noise head); None means "layer" for "exponential", "head" for "sigmoid".
         lambda_start: constant lambda_init in place of the depth schedule.
+        lambda_offset: added to `layer_idx` in the depth schedule.
         lambda_std: standard deviation of the lambda vectors' initialisation.
-        norm_eps: epsilon of the per-head norm.
-        context_size: width of the other sequence in cross-attention; None means `hidden_size`.
-        bias: whether the projections have biases.
-        causal: hide later positions.
-        window: see positions less than this many steps away; None means all.
-        rope_theta: base of rotary positions, for signal and noise alike; None means none.
-        dropout: probability of dropping an entry of the maps in training.
         dropout_masks: "shared" or "independent" masks of the two maps.
-        impl: implementation, as in `diffattn.ops.diff_attention`.
+        **options: see `LayerOptions`.
 
     Parameters: `q_proj` with query heads in stripes of r signal heads and their noise head
     (adjacent pairs for r = 1), `k_proj` with (k, k') for each key group, `v_proj`, `o_proj`,
-    `lam.lambda_q1` and so on or `lam.lambda_proj`, and `subln` with one gain for all heads.
+    `lam.lambda_q1` and so on or `lam.lambda_proj`, and `subln` with one gain for all heads; with
+    their options `q_norm`, `k_norm`, `g_proj` and `sinks` (in stripes).
 
     Raises:
-        ValueError: sizes do not divide, or a pair would read two key groups.
+        ValueError: sizes do not divide, a pair would read two key groups, or a value is unknown.
+        NotImplementedError: the named `impl` cannot serve the other options.
 
     Example:
         >>> import torch
@@ -175,47 +181,42 @@ class DiffAttention(AttentionLayer):
         layer_idx: int,
         own_noise_key: bool,
         head_norm: bool,
+        lam_per: LambdaPer | None = None,
         lambda_start: float | None = None,
+        lambda_offset: int = 0,
         lambda_std: float = 0.1,
-        norm_eps: float = 1e-5,
-        context_size: int | None = None,
-        bias: bool = False,
-        causal: bool = True,
-        window: int | None = None,
-        rope_theta: float | None = None,
-        dropout: float = 0.0,
         dropout_masks: Literal["shared", "independent"] = "shared",
-        impl: Literal["auto", "reference", "sdpa", "one_call"] = "auto",
+        **options: Unpack[LayerOptions],
     ) -> None:
+        query_heads = sizes.num_diff_heads + sizes.num_noise_heads
         super().__init__(
             hidden_size,
-            query_heads=sizes.num_diff_heads + sizes.num_noise_heads,
+            query_heads=query_heads,
             key_heads=sizes.num_key_value_heads * (2 if own_noise_key else 1),
             value_heads=sizes.num_key_value_heads,
             output_heads=sizes.num_diff_heads,
             head_dim=sizes.head_dim,
             value_dim=sizes.value_dim,
-            context_size=context_size,
-            bias=bias,
-            causal=causal,
-            window=window,
-            rope_theta=rope_theta,
-            dropout=dropout,
-            impl=impl,
+            **options,
         )
+        choose_implementation(self.impl, self.softcap, self.dropout, dropout_masks)
         self.sizes, self.layer_idx = sizes, layer_idx
         self.own_noise_key, self.dropout_masks = own_noise_key, dropout_masks
-        query_heads = sizes.num_diff_heads + sizes.num_noise_heads
+        self.kernel_width = sizes.head_dim * (2 if own_noise_key else 1)
         self.num_key_value_groups = query_heads // sizes.num_key_value_heads
-        start = lambda_init(layer_idx) if lambda_start is None else lambda_start
+        start = lambda_start
+        if start is None:
+            start = lambda_init(layer_idx, offset=lambda_offset)
         if lam == "exponential":
-            self.lam = ExponentialLambda(sizes.head_dim, start=start, std=lambda_std)
+            self.lam = ExponentialLambda(
+                sizes, start=start, std=lambda_std, per="layer" if lam_per is None else lam_per
+            )
         elif lam == "sigmoid":
-            self.lam = SigmoidLambda(hidden_size, sizes.num_diff_heads)
+            self.lam = SigmoidLambda(hidden_size, sizes, per="head" if lam_per is None else lam_per)
         else:
             raise ValueError(f"lam: expected 'exponential' or 'sigmoid', got {lam!r}")
-        self.subln = RMSNorm(sizes.value_dim, eps=norm_eps) if head_norm else None
-        self.output_factor = 1.0 - start if head_norm else 1.0
+        eps = options.get("norm_eps", 1e-5)
+        self.subln = HeadNorm(sizes.value_dim, lambda_init=start, eps=eps) if head_norm else None
 
     @classmethod
     def v1(
@@ -227,7 +228,8 @@ class DiffAttention(AttentionLayer):
         match_key_value_heads: int | None = None,
         num_diff_heads: int | None = None,
         num_key_value_heads: int | None = None,
-        **options: Any,
+        head_dim: int | None = None,
+        **options: Unpack[DiffOptions],
     ) -> Self:
         """DIFF V1 (arXiv 2410.05258): own noise keys, values of 2 D, one lam a layer, head norm.
 
@@ -238,7 +240,8 @@ class DiffAttention(AttentionLayer):
             match_key_value_heads: its key/value heads; None means N.
             num_diff_heads: number of pairs, instead of `match_heads`.
             num_key_value_heads: key/value heads, instead of `match_key_value_heads`.
-            **options: keyword arguments of the class from `lambda_start` on.
+            head_dim: D, width of a query or key; None means hidden_size / N.
+            **options: see `DiffOptions` and `LayerOptions`.
 
         Raises:
             ValueError: heads do not divide.
@@ -254,6 +257,7 @@ class DiffAttention(AttentionLayer):
             match_key_value_heads=match_key_value_heads,
             num_diff_heads=num_diff_heads,
             num_key_value_heads=num_key_value_heads,
+            head_dim=head_dim,
             **options,
         )
 
@@ -266,7 +270,7 @@ class DiffAttention(AttentionLayer):
         match_key_value_heads: int | None = None,
         head_dim: int | None = None,
         layer_idx: int = 0,
-        **options: Any,
+        **options: Unpack[DiffOptions],
     ) -> Self:
         """DIFF V2 (January 2026): 2 N queries on the keys as they were, lam for each token.
 
@@ -276,7 +280,7 @@ class DiffAttention(AttentionLayer):
             match_key_value_heads: its key/value heads; None means N.
             head_dim: width of a head; None means hidden_size / N.
             layer_idx: index of the layer from 0; V2 does not depend on it.
-            **options: keyword arguments of the class from `lambda_start` on.
+            **options: see `DiffOptions` and `LayerOptions`.
 
         Raises:
             ValueError: heads do not divide.
@@ -287,14 +291,14 @@ class DiffAttention(AttentionLayer):
             match_key_value_heads=match_key_value_heads,
             head_dim=head_dim,
         )
+        chosen: dict[str, Any] = {"head_norm": False, **options}
         return cls(
             hidden_size,
             sizes=sizes,
             lam="sigmoid",
             layer_idx=layer_idx,
             own_noise_key=False,
-            head_norm=False,
-            **options,
+            **chosen,
         )
 
     @classmethod
@@ -308,7 +312,8 @@ class DiffAttention(AttentionLayer):
         match_key_value_heads: int | None = None,
         num_diff_heads: int | None = None,
         num_key_value_heads: int | None = None,
-        **options: Any,
+        head_dim: int | None = None,
+        **options: Unpack[DiffOptions],
     ) -> Self:
         """Grouped differential attention (arXiv 2510.06949): V1 with one noise head for r.
 
@@ -320,7 +325,8 @@ class DiffAttention(AttentionLayer):
             match_key_value_heads: as in `v1`; None gives every noise head a group of its own.
             num_diff_heads: as in `v1`.
             num_key_value_heads: as in `v1`.
-            **options: keyword arguments of the class from `lambda_start` on.
+            head_dim: as in `v1`.
+            **options: see `DiffOptions` and `LayerOptions`.
 
         Raises:
             ValueError: heads do not divide.
@@ -331,21 +337,79 @@ class DiffAttention(AttentionLayer):
             match_key_value_heads=match_key_value_heads,
             num_diff_heads=num_diff_heads,
             num_key_value_heads=num_key_value_heads,
+            head_dim=head_dim,
             ratio=ratio,
         )
+        chosen: dict[str, Any] = {"head_norm": True, **options}
         return cls(
             hidden_size,
             sizes=sizes,
             lam="exponential",
             layer_idx=layer_idx,
             own_noise_key=True,
-            head_norm=True,
-            **options,
+            **chosen,
+        )
+
+    @classmethod
+    def grouped_latent(
+        cls,
+        hidden_size: int,
+        *,
+        ratio: int,
+        match_heads: int,
+        match_key_value_heads: int | None = None,
+        head_dim: int | None = None,
+        value_dim: int | None = None,
+        layer_idx: int = 0,
+        **options: Unpack[DiffOptions],
+    ) -> Self:
+        """The core of Motif 3 (arXiv 2608.09119): shared keys, r:1, lam for each token, a gate.
+
+            out = concat_h(head_h) sigmoid(x W_g) W_O
+
+        Args:
+            hidden_size: width of input and output.
+            ratio: r, signal heads that share a noise head.
+            match_heads: heads N of the Transformer to match: N signal heads, N/r noise heads.
+            match_key_value_heads: key/value heads; None gives every noise head its own.
+            head_dim: width of a query or key; None means hidden_size / N.
+            value_dim: width of a value; None means `head_dim`.
+            layer_idx: index of the layer from 0; the core does not depend on it.
+            **options: see `DiffOptions` and `LayerOptions`; `lam_per` "head" is Motif 3, "group"
+                is Diff-TPA (Dragon); `output_gate` is on.
+
+        Raises:
+            ValueError: heads do not divide.
+
+        Differs: Motif 3 makes queries, keys and values from low-rank latents, with a rotary part
+            shared by all heads, and its gate from the queries' latent; here all come from x.
+        """
+        sizes = match_v2(
+            hidden_size,
+            match_heads=match_heads,
+            match_key_value_heads=match_key_value_heads,
+            head_dim=head_dim,
+            value_dim=value_dim,
+            ratio=ratio,
+        )
+        chosen: dict[str, Any] = {"head_norm": False, "output_gate": True, **options}
+        return cls(
+            hidden_size,
+            sizes=sizes,
+            lam="sigmoid",
+            layer_idx=layer_idx,
+            own_noise_key=False,
+            **chosen,
         )
 
     def _attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        q, q_noise = split_stripes(q, self.sizes.ratio)
+        ratio = self.sizes.ratio
+        q, q_noise = split_stripes(q, ratio)
         k, k_noise = self._split_keys(k)
+        sink = sink_noise = None
+        if self.sinks is not None:
+            stripes = self.sinks.unflatten(0, (-1, ratio + 1))
+            sink, sink_noise = stripes[:, :ratio].flatten(), stripes[:, ratio]
         heads = diff_attention(
             q,
             k,
@@ -357,11 +421,14 @@ class DiffAttention(AttentionLayer):
             window=self.window,
             mask=mask,
             scale=self.scaling,
+            softcap=self.softcap,
+            sink=sink,
+            sink_noise=sink_noise,
             dropout=self.dropout if self.training else 0.0,
             dropout_masks=self.dropout_masks,  # pyright: ignore[reportArgumentType]
             impl=self.impl,  # pyright: ignore[reportArgumentType] checked by the operator
         )
-        return self._normed(heads)
+        return heads if self.subln is None else self.subln(heads)
 
     def kernel_queries(self, q: Tensor) -> Tensor:
         """Queries as one stock attention kernel takes them, [B, T, H + N, W]."""
@@ -370,12 +437,17 @@ class DiffAttention(AttentionLayer):
 
     def kernel_keys(self, k: Tensor) -> Tensor:
         """Keys as one stock attention kernel takes them, [B, S, G, W], W = 2 D for [k | k']."""
-        return k.unflatten(2, (-1, 2)).flatten(3) if self.own_noise_key else k
+        return stack_keys(*self._split_keys(k))
+
+    def kernel_values(self, v: Tensor) -> Tensor:
+        """Values as one stock attention kernel takes them: narrower ones filled up to W."""
+        return F.pad(v, (0, max(0, self.kernel_width - self.value_dim)))
 
     def combine(self, x: Tensor, heads: Tensor) -> Tensor:
-        """Head outputs [B, T, H, E] from the stock kernel's [B, T, H + N, E]; lam from `x`."""
-        signal, noise = split_stripes(heads, self.sizes.ratio)
-        return self._normed(subtract_outputs(signal, noise, self.lam(x)))
+        """Head outputs [B, T, H, E] from the stock kernel's [B, T, H + N, E or W]; lam from `x`."""
+        signal, noise = split_stripes(heads[..., : self.value_dim], self.sizes.ratio)
+        heads = subtract_outputs(signal, noise, self.lam(x))
+        return heads if self.subln is None else self.subln(heads)
 
     def combine_maps(self, x: Tensor, maps: Tensor) -> Tensor:
         """Differential maps [B, H, T, S] from the stock kernel's [B, H + N, T, S]."""
@@ -387,6 +459,3 @@ class DiffAttention(AttentionLayer):
             return k, None
         signal, noise = k.unflatten(2, (-1, 2)).unbind(3)
         return signal, noise
-
-    def _normed(self, heads: Tensor) -> Tensor:
-        return heads if self.subln is None else self.subln(heads) * self.output_factor

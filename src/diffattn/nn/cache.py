@@ -19,10 +19,22 @@ class KeyValueCache:
         """Number of positions held."""
         return 0 if self.keys is None else self.keys.shape[1]
 
+    def joined(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """What is held with keys and values [B, T, G, width] behind it; the cache stays as it is.
+
+        Raises:
+            ValueError: batch, heads or widths are not those of what is held.
+        """
+        if self.keys is None or self.values is None:
+            return keys, values
+        for name, old, new in (("keys", self.keys, keys), ("values", self.values, values)):
+            if (old.shape[0], *old.shape[2:]) != (new.shape[0], *new.shape[2:]):
+                raise ValueError(
+                    f"cache: holds {name} of shape {tuple(old.shape)}, got {tuple(new.shape)}"
+                )
+        return torch.cat((self.keys, keys), dim=1), torch.cat((self.values, values), dim=1)
+
     def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Append keys and values [B, T, G, width]; return all that are held."""
-        if self.keys is not None and self.values is not None:
-            keys = torch.cat((self.keys, keys), dim=1)
-            values = torch.cat((self.values, values), dim=1)
-        self.keys, self.values = keys, values
-        return keys, values
+        self.keys, self.values = self.joined(keys, values)
+        return self.keys, self.values

@@ -1,55 +1,53 @@
 """Modules that hold the parameters of lam, in fp32 whatever the model around them is cast to."""
 
-from collections.abc import Callable
-from typing import Any, Self
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from diffattn.nn.fp32 import Fp32Module
+from diffattn.nn.sizes import DiffSizes
 from diffattn.ops import exponential_lambda, sigmoid_lambda
 from diffattn.ops.precision import own_precision
 
+LambdaPer = Literal["layer", "head", "group"]
+VECTORS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
 
-class _Fp32Module(nn.Module):
-    """Moves with its parent, but `.bfloat16()` and the like leave it at fp32 or better.
 
-    So does a state dict in lower precision whose tensors are assigned.
+def heads_of_one_lambda(per: LambdaPer, sizes: DiffSizes) -> int:
+    """Number of neighbouring signal heads that one lam serves.
+
+    Args:
+        per: "layer" (all H), "head" (1), or "group" (the H/N that share a noise head).
+        sizes: head counts.
+
+    Raises:
+        ValueError: `per` is unknown.
     """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_load_state_dict_post_hook(_widen)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        def keep_precision(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            narrows = moved.is_floating_point() and moved.dtype.itemsize < 4
-            return tensor.to(device=moved.device) if narrows else moved
-
-        return super()._apply(keep_precision, recurse)
+    shares = {"layer": sizes.num_diff_heads, "head": 1, "group": sizes.ratio}
+    if per not in shares:
+        raise ValueError(f"lam_per: expected 'layer', 'head' or 'group', got {per!r}")
+    return shares[per]
 
 
-def _widen(module: nn.Module, incompatible_keys: Any) -> None:
-    for parameter in module.parameters():
-        if parameter.dtype.itemsize < 4:
-            parameter.data = parameter.data.float()
-
-
-class ExponentialLambda(_Fp32Module):
-    """lam of DIFF V1: one scalar a layer from four learned vectors.
+class ExponentialLambda(Fp32Module):
+    """lam of DIFF V1, from four learned vectors.
 
         lam = exp(lambda_q1 . lambda_k1) - exp(lambda_q2 . lambda_k2) + start
 
     Args:
-        head_dim: width of the vectors.
+        sizes: head counts and widths of the layer.
         start: lambda_init of the layer; kept in the buffer `start`, which is no parameter.
         std: standard deviation of the vectors' normal initialisation.
+        per: what has a lam of its own: "layer", "head" or "group" (of signal heads that share a
+            noise head).
 
-    Parameters `lambda_q1`, `lambda_k1`, `lambda_q2`, `lambda_k2`: [head_dim], fp32, to be
-    trained without weight decay.
+    Parameters `lambda_q1`, `lambda_k1`, `lambda_q2`, `lambda_k2`: [D] per layer, [H, D] per head,
+    [N, D] per group; fp32, to be trained without weight decay.
 
-    Source: Ye et al., arXiv 2410.05258, Eq. 2; N(0, 0.1) from the authors' code.
+    Source: Ye et al., arXiv 2410.05258, Eq. 2; N(0, 0.1) and one lam a layer from the authors'
+        code.
     """
 
     lambda_q1: nn.Parameter
@@ -58,59 +56,61 @@ class ExponentialLambda(_Fp32Module):
     lambda_k2: nn.Parameter
     start: Tensor
 
-    def __init__(self, head_dim: int, *, start: float, std: float = 0.1) -> None:
+    def __init__(
+        self, sizes: DiffSizes, *, start: float, std: float = 0.1, per: LambdaPer = "layer"
+    ) -> None:
         super().__init__()
-        self.start_value, self.std = start, std
-        for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
-            self.register_parameter(name, nn.Parameter(torch.empty(head_dim, dtype=torch.float32)))
-        self.register_buffer("start", torch.empty((), dtype=torch.float32), persistent=False)
+        self.std, self.share = std, heads_of_one_lambda(per, sizes)
+        rows = () if per == "layer" else (sizes.num_diff_heads // self.share,)
+        for name in VECTORS:
+            vector = torch.empty(*rows, sizes.head_dim, dtype=torch.float32)
+            self.register_parameter(name, nn.Parameter(vector))
+        self.register_constant("start", start)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the vectors anew; set the start value."""
+        """Draw the vectors anew."""
         for vector in self.parameters():
             nn.init.normal_(vector, std=self.std)
-        nn.init.constant_(self.start, self.start_value)
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
-        # the start value is in no checkpoint: a module that was emptied on another device, or
-        # built on none, gets it back here
-        vectors = self.lambda_q1.detach()
-        precision = torch.promote_types(vectors.dtype, torch.float32)
-        self.start = torch.full_like(vectors[0], self.start_value, dtype=precision)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The lam of the layer as a 0-dimensional fp32 tensor; `x` is not read."""
-        return exponential_lambda(
+        """The lam of the layer, 0-dimensional or [H] in fp32; `x` is not read."""
+        lam = exponential_lambda(
             self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2, self.start
         )
+        return lam if lam.dim() == 0 or self.share == 1 else lam.repeat_interleave(self.share)
 
     def extra_repr(self) -> str:
-        """Width and start value."""
-        return f"{self.lambda_q1.shape[0]}, start={self.start_value:.6g}"
+        """Shape of a vector and start value."""
+        return f"{list(self.lambda_q1.shape)}, start={self.constants['start']:.6g}"
 
 
-class SigmoidLambda(_Fp32Module):
-    """lam of DIFF V2: one value for each token and head.
+class SigmoidLambda(Fp32Module):
+    """lam of DIFF V2: a value for each token, from the layer's input.
 
         lam = sigmoid(x W)
 
     Args:
         hidden_size: width of the layer's input x.
-        num_diff_heads: number of output heads.
+        sizes: head counts of the layer.
+        per: what has a lam of its own in each token: "head", "group" (of signal heads that share
+            a noise head) or "layer".
 
-    `lambda_proj` is a linear map without bias, fp32, to be trained without weight decay.
+    `lambda_proj` is a linear map to H, N or 1 without bias, fp32, to be trained without weight
+    decay.
 
-    Source: Differential Transformer V2, Ye et al., January 2026.
+    Source: Differential Transformer V2, Ye et al., January 2026; per group after Diff-TPA (Dragon).
     """
 
-    def __init__(self, hidden_size: int, num_diff_heads: int) -> None:
+    def __init__(self, hidden_size: int, sizes: DiffSizes, *, per: LambdaPer = "head") -> None:
         super().__init__()
-        self.lambda_proj = nn.Linear(hidden_size, num_diff_heads, bias=False, dtype=torch.float32)
+        self.share = heads_of_one_lambda(per, sizes)
+        outputs = sizes.num_diff_heads // self.share
+        self.lambda_proj = nn.Linear(hidden_size, outputs, bias=False, dtype=torch.float32)
 
     def forward(self, x: Tensor) -> Tensor:
         """The lam of each token and head, [B, T, H] in fp32, for x [B, T, hidden_size]."""
         weight = self.lambda_proj.weight
         with own_precision(x):
-            return sigmoid_lambda(F.linear(x.to(weight.dtype), weight))
+            lam = sigmoid_lambda(F.linear(x.to(weight.dtype), weight))
+        return lam if self.share == 1 else lam.repeat_interleave(self.share, dim=-1)

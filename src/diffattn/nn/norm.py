@@ -3,8 +3,10 @@
 import torch
 from torch import Tensor, nn
 
+from diffattn.nn.fp32 import Fp32Module
 
-class RMSNorm(nn.Module):
+
+class RMSNorm(Fp32Module):
     """Normalise the last axis by its root mean square.
 
         y = x / sqrt(mean(x^2) + eps) * weight
@@ -14,6 +16,7 @@ class RMSNorm(nn.Module):
         eps: added to the mean square; 1e-5 as in the authors' per-head norm.
 
     Input and output have the same shape and dtype; the statistics are taken in fp32 or better.
+    `weight` [width] stays fp32 in models of lower precision.
 
     Source: Zhang and Sennrich, arXiv 1910.07467, Eq. 4.
     Differs: torch's own module returns the weight's dtype under autocast; this one returns the
@@ -27,10 +30,37 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise `x` [..., width]."""
+        return self.scaled(x).to(x.dtype)
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """The normalised `x` before it is cast back."""
         work = x.to(torch.promote_types(x.dtype, torch.float32))
-        scaled = work * torch.rsqrt(work.square().mean(-1, keepdim=True) + self.eps)
-        return (scaled * self.weight).to(x.dtype)
+        return work * torch.rsqrt(work.square().mean(-1, keepdim=True) + self.eps) * self.weight
 
     def extra_repr(self) -> str:
         """Width and epsilon."""
         return f"{self.weight.shape[0]}, eps={self.eps}"
+
+
+class HeadNorm(RMSNorm):
+    """Norm of each differential head, with the fixed factor behind it.
+
+        y = (1 - lambda_init) RMSNorm(x)
+
+    Args:
+        width: value width E of a head; one gain serves all heads of the layer.
+        lambda_init: start value of lam in this layer.
+        eps: added to the mean square.
+
+    Source: Ye et al., arXiv 2410.05258, Eq. 3 and section 2.1.
+    """
+
+    factor: Tensor
+
+    def __init__(self, width: int, *, lambda_init: float, eps: float = 1e-5) -> None:
+        super().__init__(width, eps=eps)
+        self.register_constant("factor", 1.0 - lambda_init)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise heads [..., E]."""
+        return (self.scaled(x) * self.factor).to(x.dtype)

@@ -15,6 +15,7 @@ from torch import Tensor
 from diffattn.ops.one_call import one_call_diff_attention
 from diffattn.ops.precision import own_precision
 from diffattn.ops.reference import reference_diff_attention, reference_softmax_attention
+from diffattn.ops.scoring import Scoring
 from diffattn.ops.sdpa import sdpa_diff_attention, sdpa_softmax_attention
 
 Implementation = Literal["auto", "reference", "sdpa", "one_call"]
@@ -35,6 +36,9 @@ def diff_attention(
     window: int | None = None,
     mask: Tensor | None = None,
     scale: float | None = None,
+    softcap: float | None = None,
+    sink: Tensor | None = None,
+    sink_noise: Tensor | None = None,
     dropout: float = 0.0,
     dropout_masks: Literal["shared", "independent"] = "shared",
     impl: Implementation = "auto",
@@ -59,13 +63,17 @@ def diff_attention(
         mask: bool (True = visible) or float (added to the scores), broadcastable to
             [B, H, T, S]; applied to both maps. A mask that differs by head needs N = H.
         scale: s; None means D^-1/2.
+        softcap: c, bounds the scores before the mask: x becomes c tanh(x / c).
+        sink: [H] logit of a key without a value that every signal map also weighs, so that its
+            row sums to less than 1.
+        sink_noise: [N] the same for the noise maps; given with `sink`.
         dropout: probability of dropping an entry of the maps; pass 0 in evaluation.
         dropout_masks: "shared" drops the same entries of both maps, "independent" draws a mask
             for each map.
         impl: "reference" (eager definition, memory T x S), "sdpa" (torch's kernel, one call for
             each map, memory linear in length), "one_call" (one stock attention call) or "auto":
-            "reference" where dropout needs a shared mask, else "sdpa". Torch itself drops
-            entries on a CPU only by building the whole map.
+            "reference" where dropout needs a shared mask or scores are capped, else "sdpa".
+            Torch itself drops entries on a CPU only by building the whole map.
 
     Returns:
         [B, T, H, E] in the dtype of `q`; no norm, no (1 - lambda_init) factor. A query that sees
@@ -84,47 +92,38 @@ def diff_attention(
         torch.Size([1, 5, 2, 16])
 
     Source: Ye et al., arXiv 2410.05258, Eq. 1; shared noise keys after Differential Transformer
-        V2 (January 2026); N < H after arXiv 2510.06949.
+        V2 (January 2026); N < H after arXiv 2510.06949; soft cap after Gemma 2 (arXiv
+        2408.00118), sinks after gpt-oss (arXiv 2508.10925).
     Differs: the paper writes one head; this takes all heads, grouped keys and grouped noise
         heads. The authors' naive file repeats grouped keys before pairing them, which reads one
         key for both maps; here, as in their flash files, a pair keeps (k, k_noise).
     """
+    scoring = Scoring(causal, window, mask, scale, softcap, dropout)
     _check_tensors(q, k, v)
     _check_noise(q, k, q_noise, k_noise, mask)
     _check_lam(lam, q)
-    _check_options(window, mask, scale, dropout, (q, k))
-    if dropout_masks not in ("shared", "independent"):
-        raise ValueError(
-            f"dropout_masks: expected 'shared' or 'independent', got {dropout_masks!r}"
-        )
+    _check_scoring(scoring, q, k)
+    sinks = _check_sinks(sink, sink_noise, q.shape[2], q_noise.shape[2])
     shared_dropout = dropout > 0 and dropout_masks == "shared"
-    if impl == "auto":
-        impl = "reference" if shared_dropout else "sdpa"
-        if not torch.compiler.is_compiling():
-            _log_choice("diff_attention", impl, q.device.type)
-    options = {
-        "lam": lam,
-        "causal": causal,
-        "window": window,
-        "mask": mask,
-        "scale": scale,
-        "dropout": dropout,
-    }
-    if impl == "reference":
+    chosen = choose_implementation(impl, softcap, dropout, dropout_masks)
+    if impl == "auto" and not torch.compiler.is_compiling():
+        _log_choice("diff_attention", chosen, q.device.type)
+    if chosen == "reference":
         with own_precision(q):
             return reference_diff_attention(
-                q, k, v, q_noise, k_noise, shared_dropout=shared_dropout, **options
+                q,
+                k,
+                v,
+                q_noise,
+                k_noise,
+                scoring,
+                lam=lam,
+                sinks=sinks,
+                shared_dropout=shared_dropout,
             )
-    if impl not in IMPLEMENTATIONS:
-        raise ValueError(f"impl: expected 'auto' or one of {IMPLEMENTATIONS}, got {impl!r}")
-    if shared_dropout:
-        raise NotImplementedError(
-            f"impl={impl!r} draws a dropout mask for each map: ask for "
-            "dropout_masks='independent', or impl='reference'"
-        )
-    run = sdpa_diff_attention if impl == "sdpa" else one_call_diff_attention
+    run = sdpa_diff_attention if chosen == "sdpa" else one_call_diff_attention
     with own_precision(q):
-        return run(q, k, v, q_noise, k_noise, **options)
+        return run(q, k, v, q_noise, k_noise, scoring, lam=lam, sinks=sinks)
 
 
 def softmax_attention(
@@ -136,6 +135,8 @@ def softmax_attention(
     window: int | None = None,
     mask: Tensor | None = None,
     scale: float | None = None,
+    softcap: float | None = None,
+    sink: Tensor | None = None,
     dropout: float = 0.0,
     impl: Literal["auto", "reference", "sdpa"] = "auto",
 ) -> Tensor:
@@ -151,31 +152,69 @@ def softmax_attention(
         window: as in `diff_attention`.
         mask: as in `diff_attention`.
         scale: s; None means D^-1/2.
+        softcap: as in `diff_attention`.
+        sink: [H], as in `diff_attention`.
         dropout: probability of dropping an entry of the map; pass 0 in evaluation.
-        impl: "reference", "sdpa" or "auto" ("sdpa").
+        impl: "reference", "sdpa" or "auto" ("reference" where scores are capped, else "sdpa").
 
     Returns:
         [B, T, H, E] in the dtype of `q`.
 
     Raises:
         ValueError: shapes or values disagree.
+        NotImplementedError: the named `impl` cannot serve these arguments.
 
     Source: Vaswani et al., arXiv 1706.03762, Eq. 1.
     """
+    scoring = Scoring(causal, window, mask, scale, softcap, dropout)
     _check_tensors(q, k, v)
-    _check_options(window, mask, scale, dropout, (q, k))
-    options = {
-        "causal": causal,
-        "window": window,
-        "mask": mask,
-        "scale": scale,
-        "dropout": dropout,
-    }
-    if impl not in ("auto", "reference", "sdpa"):
-        raise ValueError(f"impl: expected 'auto', 'reference' or 'sdpa', got {impl!r}")
-    run = reference_softmax_attention if impl == "reference" else sdpa_softmax_attention
+    _check_scoring(scoring, q, k)
+    _check_sink("sink", sink, q.shape[2])
+    if impl == "one_call":
+        raise ValueError("impl: expected 'auto', 'reference' or 'sdpa', got 'one_call'")
+    chosen = choose_implementation(impl, softcap, dropout, "independent")
+    run = reference_softmax_attention if chosen == "reference" else sdpa_softmax_attention
     with own_precision(q):
-        return run(q, k, v, **options)
+        return run(q, k, v, scoring, sink=sink)
+
+
+def choose_implementation(
+    impl: str, softcap: float | None, dropout: float, dropout_masks: str
+) -> str:
+    """The implementation that runs; layers ask when they are built, the operator at each call.
+
+    Args:
+        impl: a name, or "auto".
+        softcap: of the scores.
+        dropout: probability.
+        dropout_masks: "shared" or "independent".
+
+    Returns:
+        One of `IMPLEMENTATIONS`.
+
+    Raises:
+        ValueError: an unknown name.
+        NotImplementedError: the named implementation cannot serve the other arguments.
+    """
+    if impl != "auto" and impl not in IMPLEMENTATIONS:
+        raise ValueError(f"impl: expected 'auto' or one of {IMPLEMENTATIONS}, got {impl!r}")
+    if dropout_masks not in ("shared", "independent"):
+        raise ValueError(
+            f"dropout_masks: expected 'shared' or 'independent', got {dropout_masks!r}"
+        )
+    shared_dropout = dropout > 0 and dropout_masks == "shared"
+    if impl == "auto":
+        return "reference" if shared_dropout or softcap is not None else "sdpa"
+    if impl != "reference" and shared_dropout:
+        raise NotImplementedError(
+            f"impl={impl!r} draws a dropout mask for each map: ask for "
+            "dropout_masks='independent', or impl='reference'"
+        )
+    if impl != "reference" and softcap is not None:
+        raise NotImplementedError(
+            f"impl={impl!r} runs torch's kernel, which takes no softcap: ask for impl='reference'"
+        )
+    return impl
 
 
 @functools.cache
@@ -256,27 +295,50 @@ def _check_lam(lam: Tensor | float, q: Tensor) -> None:
     if lam.is_complex():
         raise ValueError(f"lam: expected a real tensor, got {lam.dtype}")
     batch, length, heads, _ = q.shape
-    if tuple(lam.shape) not in ((), (heads,), (batch, length, heads)):
+    # compared axis by axis: an exported program must not tie the batch to the number of heads
+    expected = {0: (), 1: (heads,), 3: (batch, length, heads)}.get(lam.dim())
+    if expected is None or any(a != b for a, b in zip(lam.shape, expected, strict=True)):
         raise ValueError(
             f"lam: expected a number, [{heads}] or [{batch}, {length}, {heads}], got shape "
             f"{tuple(lam.shape)}"
         )
 
 
-def _check_options(
-    window: int | None,
-    mask: Tensor | None,
-    scale: float | None,
-    dropout: float,
-    tensors: tuple[Tensor, Tensor],
-) -> None:
-    q, k = tensors
+def _check_sinks(
+    sink: Tensor | None, sink_noise: Tensor | None, heads: int, noise_heads: int
+) -> tuple[Tensor | None, Tensor | None]:
+    if (sink is None) != (sink_noise is None):
+        missing = "sink" if sink is None else "sink_noise"
+        raise ValueError(f"{missing}: expected a sink for both maps or for neither, got None")
+    _check_sink("sink", sink, heads)
+    _check_sink("sink_noise", sink_noise, noise_heads)
+    return sink, sink_noise
+
+
+def _check_sink(name: str, sink: Tensor | None, heads: int) -> None:
+    if sink is not None and (tuple(sink.shape) != (heads,) or not sink.is_floating_point()):
+        raise ValueError(
+            f"{name}: expected one floating logit a head, [{heads}], got {sink.dtype} of shape "
+            f"{tuple(sink.shape)}"
+        )
+
+
+def check_numbers(window: int | None, softcap: float | None, dropout: float) -> None:
+    """Refuse values of no meaning; layers ask when they are built."""
     if window is not None and (not isinstance(window, int) or window < 1):
         raise ValueError(f"window: expected a whole number, at least 1, got {window}")
-    if scale is not None and not math.isfinite(scale):
-        raise ValueError(f"scale: expected a finite number, got {scale}")
+    if softcap is not None and not (math.isfinite(softcap) and softcap > 0):
+        raise ValueError(f"softcap: expected a number above 0, got {softcap}")
     if not 0.0 <= dropout < 1.0:
         raise ValueError(f"dropout: expected a probability in [0, 1), got {dropout}")
+
+
+def _check_scoring(scoring: Scoring, q: Tensor, k: Tensor) -> None:
+    window, scale, softcap = scoring.window, scoring.scale, scoring.softcap
+    check_numbers(window, softcap, scoring.dropout)
+    if scale is not None and not math.isfinite(scale):
+        raise ValueError(f"scale: expected a finite number, got {scale}")
+    mask = scoring.mask
     if mask is None:
         return
     if mask.dtype != torch.bool and not mask.is_floating_point():

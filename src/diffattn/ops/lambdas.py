@@ -45,22 +45,23 @@ def exponential_lambda(
         lam = exp(lambda_q1 . lambda_k1) - exp(lambda_q2 . lambda_k2) + start
 
     Args:
-        lambda_q1: [D] learned vector.
-        lambda_k1: [D] learned vector.
-        lambda_q2: [D] learned vector.
-        lambda_k2: [D] learned vector.
+        lambda_q1: [D] learned vector, or [n, D] for n coefficients.
+        lambda_k1: the same shape.
+        lambda_q2: the same shape.
+        lambda_k2: the same shape.
         start: the constant lambda_init(layer_idx).
 
     Returns:
-        A 0-dimensional tensor in fp32 (fp64 for fp64 vectors). Both exponentials lie near 1, so
-        their difference is taken in fp32 even when the vectors are bf16 or autocast is on.
+        A 0-dimensional tensor, or [n], in fp32 (fp64 for fp64 vectors). Both exponentials lie
+        near 1, so their difference is taken in fp32 even when the vectors are bf16 or autocast is
+        on.
 
     Source: Ye et al., arXiv 2410.05258, Eq. 2.
     Differs: the authors' code casts lam to the activations' dtype; here it stays fp32.
     """
     work = torch.promote_types(lambda_q1.dtype, torch.float32)
     q1, k1, q2, k2 = (t.to(work) for t in (lambda_q1, lambda_k1, lambda_q2, lambda_k2))
-    return (q1 * k1).sum().exp() - (q2 * k2).sum().exp() + start
+    return (q1 * k1).sum(-1).exp() - (q2 * k2).sum(-1).exp() + start
 
 
 def sigmoid_lambda(logits: Tensor) -> Tensor:

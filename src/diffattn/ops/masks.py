@@ -66,3 +66,21 @@ def both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     if a is None:
         return b
     return a if b is None else a & b
+
+
+def blank_unseen(keys: Tensor, visible: Tensor | None) -> Tensor:
+    """Zeros in place of keys (or values) that no query sees, whatever memory holds there.
+
+    A weight of exact zero times NaN is NaN; slots of a cache that are not yet in use may hold it.
+
+    Args:
+        keys: [B, S, G, W] keys or values.
+        visible: bool, broadcastable to [B, H, T, S], or None for everything.
+
+    Returns:
+        [B, S, G, W]; `keys` itself where the mask does not tell keys apart.
+    """
+    if visible is None or visible.shape[-1] == 1:
+        return keys
+    seen = visible.view((1,) * (4 - visible.dim()) + visible.shape).any(dim=-2).any(dim=-2)
+    return keys.masked_fill(~seen[:, :, None, None], 0.0)

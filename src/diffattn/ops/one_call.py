@@ -11,6 +11,7 @@ from torch import Tensor
 
 from diffattn.ops.difference import subtract_outputs
 from diffattn.ops.layout import join_stripes, split_stripes
+from diffattn.ops.scoring import Scoring
 from diffattn.ops.sdpa import sdpa_softmax_attention
 
 
@@ -36,31 +37,33 @@ def stack_keys(k: Tensor, k_noise: Tensor | None) -> Tensor:
     return k if k_noise is None else torch.cat((k, k_noise), dim=-1)
 
 
+def stack_sinks(sink: Tensor | None, sink_noise: Tensor | None) -> Tensor | None:
+    """Sinks [H] and [N] in the order of `stack_queries`, [H + N]; None where there are none."""
+    if sink is None or sink_noise is None:
+        return None
+    return join_stripes(sink[None, None, :, None], sink_noise[None, None, :, None]).flatten()
+
+
 def one_call_diff_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     q_noise: Tensor,
     k_noise: Tensor | None,
+    scoring: Scoring,
     *,
     lam: Tensor | float,
-    causal: bool,
-    window: int | None,
-    mask: Tensor | None,
-    scale: float | None,
-    dropout: float,
+    sinks: tuple[Tensor | None, Tensor | None],
 ) -> Tensor:
     """Differential attention through one softmax attention call, [B, T, H, E]."""
+    mask = scoring.mask
     if mask is not None and mask.dim() > 2 and mask.shape[-3] > 1:
         mask = mask.repeat_interleave(2, dim=-3)  # signal and noise of each pair
     out = sdpa_softmax_attention(
         stack_queries(q, q_noise, own_noise_key=k_noise is not None),
         stack_keys(k, k_noise),
         v,
-        causal=causal,
-        window=window,
-        mask=mask,
-        scale=q.shape[-1] ** -0.5 if scale is None else scale,
-        dropout=dropout,
+        scoring._replace(mask=mask, scale=scoring.factor(q.shape[-1])),
+        sink=stack_sinks(*sinks),
     )
     return subtract_outputs(*split_stripes(out, q.shape[2] // q_noise.shape[2]), lam)

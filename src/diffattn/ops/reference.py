@@ -5,8 +5,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from diffattn.ops.difference import subtract_maps
-from diffattn.ops.masks import additive_and_visible, band, both
+from diffattn.ops.masks import additive_and_visible, band, blank_unseen, both
 from diffattn.ops.precision import own_precision
+from diffattn.ops.scoring import Scoring
 
 
 def diff_attention_maps(
@@ -19,6 +20,9 @@ def diff_attention_maps(
     window: int | None = None,
     mask: Tensor | None = None,
     scale: float | None = None,
+    softcap: float | None = None,
+    sink: Tensor | None = None,
+    sink_noise: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Both softmax maps of differential attention, before the subtraction.
 
@@ -33,34 +37,34 @@ def diff_attention_maps(
         window: see `diff_attention`.
         mask: see `diff_attention`.
         scale: see `diff_attention`.
+        softcap: see `diff_attention`.
+        sink: see `diff_attention`.
+        sink_noise: see `diff_attention`.
 
     Returns:
         A1 [B, H, T, S] and A2 [B, N, T, S], in fp32 (fp64 for fp64 inputs).
 
     Source: Ye et al., arXiv 2410.05258, Eq. 1.
     """
-    options = {"causal": causal, "window": window, "mask": mask, "scale": scale}
+    scoring = Scoring(causal=causal, window=window, mask=mask, scale=scale, softcap=softcap)
     noise_keys = k if k_noise is None else k_noise
     with own_precision(q):
-        return attention_map(q, k, **options), attention_map(q_noise, noise_keys, **options)
+        return (
+            attention_map(q, k, scoring, sink=sink),
+            attention_map(q_noise, noise_keys, scoring, sink=sink_noise),
+        )
 
 
-def attention_map(
-    q: Tensor,
-    k: Tensor,
-    *,
-    causal: bool = False,
-    window: int | None = None,
-    mask: Tensor | None = None,
-    scale: float | None = None,
-) -> Tensor:
+def attention_map(q: Tensor, k: Tensor, scoring: Scoring, *, sink: Tensor | None = None) -> Tensor:
     """One softmax map, [B, H, T, S], with exact zeros in a row that sees nothing."""
     work = torch.promote_types(q.dtype, torch.float32)
     length, keys = q.shape[1], k.shape[1]
-    k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)
+    bias, visible = additive_and_visible(scoring.mask)
+    k = blank_unseen(k, visible).repeat_interleave(q.shape[2] // k.shape[2], dim=2)
     scores = torch.einsum("bthd,bshd->bhts", q.to(work), k.to(work))
-    scores = scores * (q.shape[-1] ** -0.5 if scale is None else scale)
-    bias, visible = additive_and_visible(mask)
+    scores = scores * scoring.factor(q.shape[-1])
+    if scoring.softcap is not None:
+        scores = scoring.softcap * (scores / scoring.softcap).tanh()
     if bias is not None:
         scores = scores + bias
     visible = both(
@@ -69,17 +73,24 @@ def attention_map(
             range(length),
             range(keys),
             offset=keys - length,
-            causal=causal,
-            window=window,
+            causal=scoring.causal,
+            window=scoring.window,
             device=q.device,
         ),
     )
     if visible is None:
-        return scores.softmax(dim=-1)
+        return _softmax(scores, sink)
     # a row of -inf alone would give NaN here and in every gradient behind it
     empty = ~visible.any(dim=-1, keepdim=True)
     scores = scores.masked_fill(~visible, float("-inf")).masked_fill(empty, 0.0)
-    return scores.softmax(dim=-1).masked_fill(empty, 0.0)
+    return _softmax(scores, sink).masked_fill(empty, 0.0)
+
+
+def _softmax(scores: Tensor, sink: Tensor | None) -> Tensor:
+    if sink is None:
+        return scores.softmax(dim=-1)
+    column = sink.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:3], 1)
+    return torch.cat((scores, column), dim=-1).softmax(dim=-1)[..., :-1]
 
 
 def reference_diff_attention(
@@ -88,44 +99,33 @@ def reference_diff_attention(
     v: Tensor,
     q_noise: Tensor,
     k_noise: Tensor | None,
+    scoring: Scoring,
     *,
     lam: Tensor | float,
-    causal: bool,
-    window: int | None,
-    mask: Tensor | None,
-    scale: float | None,
-    dropout: float,
+    sinks: tuple[Tensor | None, Tensor | None],
     shared_dropout: bool,
 ) -> Tensor:
     """Differential attention by its definition, [B, T, H, E]; memory grows with T x S."""
-    signal, noise = diff_attention_maps(
-        q, k, q_noise, k_noise, causal=causal, window=window, mask=mask, scale=scale
-    )
-    if dropout and shared_dropout:
-        difference = F.dropout(subtract_maps(signal, noise, lam), dropout)
-    elif dropout:
-        difference = subtract_maps(F.dropout(signal, dropout), F.dropout(noise, dropout), lam)
-    else:
-        difference = subtract_maps(signal, noise, lam)
-    return _weighted_values(difference, v).to(q.dtype)
+    signal = attention_map(q, k, scoring, sink=sinks[0])
+    noise = attention_map(q_noise, k if k_noise is None else k_noise, scoring, sink=sinks[1])
+    if scoring.dropout and not shared_dropout:
+        signal, noise = F.dropout(signal, scoring.dropout), F.dropout(noise, scoring.dropout)
+    difference = subtract_maps(signal, noise, lam)
+    if scoring.dropout and shared_dropout:
+        difference = F.dropout(difference, scoring.dropout)
+    return _weighted_values(difference, v, scoring).to(q.dtype)
 
 
 def reference_softmax_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    causal: bool,
-    window: int | None,
-    mask: Tensor | None,
-    scale: float | None,
-    dropout: float,
+    q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, *, sink: Tensor | None
 ) -> Tensor:
     """Softmax attention by its definition, [B, T, H, E]."""
-    weights = attention_map(q, k, causal=causal, window=window, mask=mask, scale=scale)
-    return _weighted_values(F.dropout(weights, dropout) if dropout else weights, v).to(q.dtype)
+    weights = attention_map(q, k, scoring, sink=sink)
+    weights = F.dropout(weights, scoring.dropout) if scoring.dropout else weights
+    return _weighted_values(weights, v, scoring).to(q.dtype)
 
 
-def _weighted_values(weights: Tensor, v: Tensor) -> Tensor:
+def _weighted_values(weights: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
+    v = blank_unseen(v, additive_and_visible(scoring.mask)[1])
     v = v.repeat_interleave(weights.shape[1] // v.shape[2], dim=2)
     return torch.einsum("bhts,bshe->bthe", weights, v.to(weights.dtype))

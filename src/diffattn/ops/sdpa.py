@@ -1,11 +1,14 @@
 """Torch's scaled-dot-product kernel, one call for each map; memory linear in length."""
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from diffattn.ops.difference import subtract_outputs
-from diffattn.ops.masks import additive_and_visible, band, both
+from diffattn.ops.masks import additive_and_visible, band, blank_unseen, both
+from diffattn.ops.scoring import Scoring
 
 # Rows of queries that share one explicit mask: small enough that a block of the mask
 # (rows x keys) stays far below the keys themselves, large enough to keep the kernel busy.
@@ -18,49 +21,35 @@ def sdpa_diff_attention(
     v: Tensor,
     q_noise: Tensor,
     k_noise: Tensor | None,
+    scoring: Scoring,
     *,
     lam: Tensor | float,
-    causal: bool,
-    window: int | None,
-    mask: Tensor | None,
-    scale: float | None,
-    dropout: float,
+    sinks: tuple[Tensor | None, Tensor | None],
 ) -> Tensor:
     """Differential attention as two softmax attentions over the same values, [B, T, H, E]."""
-    options = {
-        "causal": causal,
-        "window": window,
-        "mask": mask,
-        "scale": scale,
-        "dropout": dropout,
-    }
-    signal = sdpa_softmax_attention(q, k, v, **options)
-    noise = sdpa_softmax_attention(q_noise, k if k_noise is None else k_noise, v, **options)
+    signal = sdpa_softmax_attention(q, k, v, scoring, sink=sinks[0])
+    noise_keys = k if k_noise is None else k_noise
+    noise = sdpa_softmax_attention(q_noise, noise_keys, v, scoring, sink=sinks[1])
     return subtract_outputs(signal, noise, lam)
 
 
 def sdpa_softmax_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    causal: bool,
-    window: int | None,
-    mask: Tensor | None,
-    scale: float | None,
-    dropout: float,
+    q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, *, sink: Tensor | None
 ) -> Tensor:
     """Softmax attention by torch's kernel, [B, T, H, E], with bottom-right causal alignment."""
+    causal, window = scoring.causal, scoring.window
     length, keys = q.shape[1], k.shape[1]
-    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    factor = scoring.factor(q.shape[-1])
     if factor <= 0:  # torch's causal kernel on a CPU gives NaN there
         q, factor = q * factor, 1.0
-    if mask is None and window is None:
+    kernel = _Kernel(factor, scoring.dropout)
+    if scoring.mask is None and window is None and sink is None:
         if not causal or (length == 1 and keys > 0):
-            return _kernel(q, k, v, None, False, factor, dropout)
+            return kernel(q, k, v)
         if length == keys:
-            return _kernel(q, k, v, None, True, factor, dropout)
-    bias, seen = additive_and_visible(mask)
+            return kernel(q, k, v, causal=True)
+    bias, seen = additive_and_visible(scoring.mask)
+    k, v = blank_unseen(k, seen), blank_unseen(v, seen)
     blocks = []
     for start in range(0, length, BLOCK_ROWS):
         rows = range(start, min(start + BLOCK_ROWS, length))
@@ -77,17 +66,11 @@ def sdpa_softmax_attention(
                 device=q.device,
             ),
         )
-        blocks.append(
-            _masked_kernel(
-                q[:, part[0]],
-                k[:, part[1]],
-                v[:, part[1]],
-                _block(bias, *part),
-                visible,
-                factor,
-                dropout,
-            )
-        )
+        block = q[:, part[0]], k[:, part[1]], v[:, part[1]]
+        if sink is None:
+            blocks.append(_masked(kernel, *block, _block(bias, *part), visible))
+        else:
+            blocks.append(_with_sink(kernel, *block, _block(bias, *part), visible, sink))
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
 
 
@@ -110,18 +93,16 @@ def _block(mask: Tensor | None, rows: slice, columns: slice) -> Tensor | None:
     return mask[..., rows, :] if mask.dim() > 1 and mask.shape[-2] > 1 else mask
 
 
-def _masked_kernel(
+def _masked(
+    kernel: "_Kernel",
     q: Tensor,
     k: Tensor,
     v: Tensor,
     bias: Tensor | None,
     visible: Tensor | None,
-    scale: float,
-    dropout: float,
 ) -> Tensor:
     if visible is None:
-        attn_mask = bias if bias is None else bias.to(q.dtype)
-        return _kernel(q, k, v, attn_mask, False, scale, dropout)
+        return kernel(q, k, v, bias if bias is None else bias.to(q.dtype))
     # kernels differ on rows without a visible key (zeros, NaN, NaN gradients):
     # let such a row see everything, then blank it
     empty = ~visible.any(dim=-1, keepdim=True)
@@ -135,34 +116,61 @@ def _masked_kernel(
             largest = bias.detach().masked_fill(~visible, float("-inf")).amax(-1, keepdim=True)
             bias = bias - largest
         attn_mask = bias.to(q.dtype).masked_fill(~visible, float("-inf"))
-    out = _kernel(q, k, v, attn_mask, False, scale, dropout)
-    blank = empty if empty.dim() == 4 else empty.view((1,) * (4 - empty.dim()) + empty.shape)
-    return out.masked_fill(blank.transpose(1, 2), 0.0)
+    out = kernel(q, k, v, attn_mask)
+    return out.masked_fill(_four_axes(empty).transpose(1, 2), 0.0)
 
 
-def _kernel(
+def _with_sink(
+    kernel: "_Kernel",
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    attn_mask: Tensor | None,
-    causal: bool,
-    scale: float,
-    dropout: float,
+    bias: Tensor | None,
+    visible: Tensor | None,
+    sink: Tensor,
 ) -> Tensor:
-    # torch's memory-linear kernels take one width for queries, keys and values
-    value_width = v.shape[-1]
-    width = max(q.shape[-1], value_width)
-    q, k, v = (F.pad(t, (0, width - t.shape[-1])) for t in (q, k, v))
-    if attn_mask is not None and attn_mask.dim() < 4:
-        attn_mask = attn_mask.view((1,) * (4 - attn_mask.dim()) + attn_mask.shape)
-    out = F.scaled_dot_product_attention(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        attn_mask=attn_mask,
-        dropout_p=dropout,
-        is_causal=causal,
-        scale=scale,
-        enable_gqa=q.shape[2] != k.shape[2],
-    )
-    return out.transpose(1, 2)[..., :value_width]
+    """The sink as one more key: zeros, so that its score is its bias, with a value of zeros."""
+    shape = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+    scores = sink.new_zeros(()) if bias is None else _four_axes(bias)
+    if visible is not None:
+        scores = scores.masked_fill(~_four_axes(visible), float("-inf"))
+    column = sink[None, :, None, None].expand(*shape[:3], 1)
+    attn_mask = torch.cat((scores.to(sink.dtype).expand(shape), column), dim=-1).to(q.dtype)
+    return kernel(q, F.pad(k, (0, 0, 0, 0, 0, 1)), F.pad(v, (0, 0, 0, 0, 0, 1)), attn_mask)
+
+
+def _four_axes(mask: Tensor) -> Tensor:
+    return mask.view((1,) * (4 - mask.dim()) + mask.shape)
+
+
+class _Kernel(NamedTuple):
+    """Torch's kernel for (batch, time, heads, width), with its scale and dropout."""
+
+    scale: float
+    dropout: float
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        *,
+        causal: bool = False,
+    ) -> Tensor:
+        # torch's memory-linear kernels take one width for queries, keys and values
+        value_width = v.shape[-1]
+        width = max(q.shape[-1], value_width)
+        wide = [F.pad(t, (0, width - t.shape[-1])).transpose(1, 2) for t in (q, k, v)]
+        out = F.scaled_dot_product_attention(
+            *wide,
+            attn_mask=attn_mask if attn_mask is None else _four_axes(attn_mask),
+            dropout_p=self.dropout,
+            is_causal=causal,
+            scale=self.scale,
+            enable_gqa=q.shape[2] != k.shape[2],
+        )
+        out = out.transpose(1, 2)[..., :value_width]
+        if q.device.type == "cpu" and not torch.compiler.is_exporting() and k.shape[1] < 8:
+            out = out + 0.0 * q.sum(-1, keepdim=True)  # there the kernel loses NaN of a query
+        return out
