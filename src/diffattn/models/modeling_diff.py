@@ -135,6 +135,8 @@ class DiffTransformerDiffAttention(_ModelAttention, DiffAttention):  # pyright: 
 
     def __init__(self, config: DiffTransformerConfig, layer_idx: int) -> None:
         choices = config.diff_choices(layer_idx)
+        options = _options_of_every_layer(config, layer_idx)
+        options["output_gate"] = choices.output_gate
         super().__init__(
             config.hidden_size,
             sizes=config.diff_sizes(layer_idx),
@@ -143,12 +145,11 @@ class DiffTransformerDiffAttention(_ModelAttention, DiffAttention):  # pyright: 
             layer_idx=layer_idx,
             own_noise_key=choices.own_noise_key,
             head_norm=choices.head_norm,
-            output_gate=choices.output_gate,
             lambda_start=config.lambda_start,
             lambda_offset=config.lambda_layer_offset,
             lambda_std=config.lambda_std,
             dropout_masks="independent",
-            **_options_of_every_layer(config, layer_idx),
+            **options,
         )
         self.config = config
 
