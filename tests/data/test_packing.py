@@ -155,6 +155,10 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
             TokenFile.open(path)
     sidecar.write_text(record)
     assert TokenFile.open(path).tokens == file.tokens
+    file.verify()
+    path.write_bytes(bytes([payload[0] ^ 1]) + payload[1:])
+    with pytest.raises(UserError, match=r"^token file: .*t\.bin is damaged: expected SHA-256"):
+        TokenFile.open(path).verify()
 
 
 def test_pickle_carries_the_path_alone(tokens: TokenFile) -> None:

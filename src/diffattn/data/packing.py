@@ -94,6 +94,20 @@ class TokenFile:
             )
         return opened
 
+    def verify(self) -> None:
+        """Read the whole file and compare it with its checksum, which `open` leaves undone.
+
+        Raises:
+            UserError: a byte has changed since the file was written.
+        """
+        with self.path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != self.sha256:
+            raise UserError(
+                f"token file: {self.path} is damaged: expected SHA-256 {self.sha256[:12]}... by "
+                f"its sidecar, got {found[:12]}..."
+            )
+
     @property
     def text_tokens(self) -> int:
         """Tokens of text, special tokens not counted."""
