@@ -249,7 +249,9 @@ def write_tokens(
                 offsets.append(offsets[-1] + len(payload) // dtype.itemsize)
                 text_bytes.append(len(text.encode()))
         if offsets[-1] == 0:
-            raise UserError(f"data: {len(text_bytes)} documents gave no tokens for {path}")
+            raise UserError(
+                f"data: expected tokens for {path}, got none (documents: {len(text_bytes)})"
+            )
         record = {
             "dtype": dtype.str,
             "tokens": offsets[-1],
