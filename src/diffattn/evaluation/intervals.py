@@ -26,6 +26,9 @@ from diffattn.errors import needs_extra
 
 Verdict = Literal["better", "worse", "no difference"]
 
+ONE_SEED = "one seed gives no interval"
+NOT_FINITE = "a value is missing or infinite"
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -35,8 +38,10 @@ class Comparison:
     difference: float
     """Mean of the arm minus mean of the first arm."""
     interval: tuple[float, float] | None
-    """None where one seed leaves the noise between seeds unknown."""
+    """None where the noise between seeds is unknown; `reason` says why."""
     verdict: Verdict
+    reason: str | None = None
+    """Why there is no interval; None where there is one."""
 
     @property
     def smallest_detectable(self) -> float | None:
@@ -86,13 +91,17 @@ def compare_to_first(
     for arm in others:
         paired = arrays[arm] - arrays[first]
         difference = float(paired.mean())
-        interval = None
-        if degrees > 0 and np.isfinite(paired).all():
+        interval, reason = None, None
+        if not np.isfinite(paired).all():
+            reason = NOT_FINITE
+        elif len(paired) == 1:
+            reason = ONE_SEED
+        else:
             half = _quantile(1 - (1 - level) / (2 * comparisons), degrees) * np.sqrt(
                 _variance(paired, pooled)
             )
             interval = (difference - float(half), difference + float(half))
-        result.append(Comparison(arm, difference, interval, _verdict(interval, better)))
+        result.append(Comparison(arm, difference, interval, _verdict(interval, better), reason))
     return result
 
 
