@@ -73,7 +73,10 @@ class ComparePlan:
 
     def record(self) -> dict[str, Any]:
         """Everything that the results depend on, as JSON."""
-        return json.loads(json.dumps(dataclasses.asdict(self)))
+        record = json.loads(json.dumps(dataclasses.asdict(self)))
+        for part in (record["preset"], *record["arms"]):
+            del part["about"]
+        return record
 
 
 class OutputFolder:
@@ -82,7 +85,7 @@ class OutputFolder:
     Args:
         path: the folder; is created.
         plan: the comparison.
-        resume: whether to go on with what the folder holds.
+        resume: whether to go on with what the folder holds, perhaps with more seeds than before.
 
     Raises:
         UserError: the folder holds another comparison, or this one without `resume`, or cannot
@@ -126,6 +129,9 @@ class OutputFolder:
             for name in {*_flat(found), *_flat(record)}
             if _flat(found).get(name) != _flat(record).get(name)
         )
+        if resume and different == ["seeds"] and found["seeds"] < record["seeds"]:
+            write_json(plan_file, record)
+            return
         if different:
             name = different[0]
             raise UserError(
