@@ -13,7 +13,8 @@ after arm and seed effects. The interval is
     difference +- t(1 - (1 - level) / (2 m); (A - 1)(S - 1)) sqrt(V)
 
 with m the number of comparisons in the family (Bonferroni). It assumes that a measure is about
-equally noisy in all arms; where one pair is noisier, its own estimate takes over.
+equally noisy in all arms. Where one pair is noisier its own estimate takes over, but not its own
+degrees of freedom: what that costs, and what remedies would cost, stands in docs/comparisons.md.
 """
 
 from collections.abc import Mapping
