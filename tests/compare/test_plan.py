@@ -117,7 +117,9 @@ def test_only_the_seeds_of_a_folder_may_grow(tmp_path):
     out = tmp_path / "out"
     OutputFolder(out, plan(), resume=False)
     (out / "runs").mkdir()
-    OutputFolder(out, plan(seeds=5), resume=True)
+    grown = OutputFolder(out, plan(seeds=5), resume=True)
+    OutputFolder(out, plan(), resume=True)  # the text may still refuse the other one
+    grown.adopt(plan(seeds=5))
     assert json.loads((out / "plan.json").read_text())["seeds"] == 5
     with pytest.raises(UserError, match=r"another comparison \(seeds there is 5, here 3\)"):
         OutputFolder(out, plan(), resume=True)

@@ -81,6 +81,7 @@ def compare(
     with folder.locked():
         corpus = prepare_corpus(plan, folder.data)
         check_text(plan, corpus)
+        folder.adopt(plan)
         say(_announcement(plan, corpus, workers))
         _work(plan, folder, corpus, workers, started=started, say=say)
         rates = rates_by_arm(plan, read_rates(plan, folder.path / _SPEED))

@@ -130,8 +130,7 @@ class OutputFolder:
             if _flat(found).get(name) != _flat(record).get(name)
         )
         if resume and different == ["seeds"] and found["seeds"] < record["seeds"]:
-            write_json(plan_file, record)
-            return
+            return  # more seeds: `adopt` makes them part of the plan
         if different:
             name = different[0]
             raise UserError(
@@ -144,6 +143,11 @@ class OutputFolder:
                 f"out: {self.path} already holds this comparison; add --resume to go on with it, "
                 "or choose another folder"
             )
+
+    def adopt(self, plan: ComparePlan) -> None:
+        """Make added seeds part of the folder's plan, once its text is known to be unchanged."""
+        with said_plainly(self.path):
+            write_json(self.path / "plan.json", plan.record())
 
     @property
     def data(self) -> Path:
