@@ -27,19 +27,36 @@ def visible(query, key, queries, keys, *, causal=False, window=None):
     return not (window is not None and abs(position - key) >= window)
 
 
-def softmax_row(scores):
-    """Softmax of one query's scores, None marking a hidden key; no key at all gives zeros."""
+def softmax_row(scores, sink=None):
+    """Softmax of one query's scores, None marking a hidden key; no key at all gives zeros.
+
+    A sink takes part in the sum and has no entry of its own.
+    """
+    sink = None if sink is None else float(sink)
     seen = [score for score in scores if score is not None]
     if not seen:
         return [0.0] * len(scores)
-    largest = max(seen)
+    largest = max(seen if sink is None else [*seen, sink])
     weights = [0.0 if score is None else math.exp(score - largest) for score in scores]
-    total = sum(weights)
+    total = sum(weights) + (0.0 if sink is None else math.exp(sink - largest))
     return [weight / total for weight in weights]
 
 
 def difference_map(
-    q, k, q_noise, k_noise=None, *, lam, causal=False, window=None, mask=None, scale=None
+    q,
+    k,
+    q_noise,
+    k_noise=None,
+    *,
+    lam,
+    causal=False,
+    window=None,
+    mask=None,
+    bias=None,
+    scale=None,
+    softcap=None,
+    sink=None,
+    sink_noise=None,
 ):
     """A1 - lambda A2 of Eq. 1 for every head, [B, H, T, S] in fp64.
 
@@ -47,7 +64,14 @@ def difference_map(
         q: [B, T, H, D]; k: [B, S, G, D]; q_noise: [B, T, N, D]; k_noise: [B, S, G, D] or None.
         lam: float, [H] or [B, T, H].
         mask: bool [B, H, T, S], True = visible, or None.
+        bias: [B, H, T, S] added to the scores after the cap, or None.
+        softcap: c of c tanh(score / c), or None.
+        sink: [H] and sink_noise: [N] logits, or None.
     """
+
+    def capped(score):
+        return score if softcap is None else softcap * math.tanh(score / softcap)
+
     batches, queries, heads, width = q.shape
     keys, groups = k.shape[1], k.shape[2]
     share = heads // q_noise.shape[2]
@@ -67,9 +91,13 @@ def difference_map(
                         signal.append(None)
                         noise.append(None)
                         continue
-                    signal.append(scale * dot(q1[b][t][h], k1[b][s][group]))
-                    noise.append(scale * dot(q2[b][t][noise_head], k2[b][s][group]))
-                a1, a2 = softmax_row(signal), softmax_row(noise)
+                    added = 0.0 if bias is None else float(bias[b, h, t, s])
+                    signal.append(capped(scale * dot(q1[b][t][h], k1[b][s][group])) + added)
+                    noise.append(capped(scale * dot(q2[b][t][noise_head], k2[b][s][group])) + added)
+                a1 = softmax_row(signal, None if sink is None else float(sink[h]))
+                a2 = softmax_row(
+                    noise, None if sink_noise is None else float(sink_noise[noise_head])
+                )
                 coefficient = lam_of(lam, b, t, h)
                 row = [x - coefficient * y for x, y in zip(a1, a2, strict=True)]
                 result[b, h, t] = torch.tensor(row, dtype=torch.float64)
