@@ -17,6 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # ranks may share a NUMA node
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 import torch

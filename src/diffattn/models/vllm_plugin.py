@@ -16,7 +16,7 @@ def register() -> None:
         UserError: vLLM has no Transformers backend.
     """
     with needs_extra("serving by vLLM", "vllm"):
-        import vllm
+        import vllm  # pyright: ignore[reportMissingImports] in an environment of its own
     registry = vllm.ModelRegistry
     if BACKEND not in registry.get_supported_archs():
         raise UserError(
