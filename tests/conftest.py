@@ -7,7 +7,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-sys.path.append(str(Path(__file__).parent))  # makes `import oracles` work in every folder
+HERE = Path(__file__).parent
+# make `import oracles` and `import tiny` work in every folder
+sys.path += [str(HERE), str(HERE / "models")]
 
 torch.set_num_threads(1)
 
@@ -25,6 +27,12 @@ settings.load_profile("default")  # `--hypothesis-profile=many` chooses the othe
 @pytest.fixture(autouse=True)
 def _fixed_seed():
     torch.manual_seed(0)
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--write-support", action="store_true", help="write docs/support.md anew (with -n 0)"
+    )
 
 
 def pytest_collection_modifyitems(config, items):

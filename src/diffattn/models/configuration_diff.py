@@ -22,6 +22,11 @@ class DiffChoices(NamedTuple):
     wide_values: bool
     output_gate: bool
 
+    @property
+    def has_lambda_init(self) -> bool:
+        """Whether the constant lambda_init stands anywhere in the layer."""
+        return self.lam == "exponential" or self.head_norm
+
 
 PRESETS = {
     "v1": DiffChoices("exponential", "layer", True, True, True, False),

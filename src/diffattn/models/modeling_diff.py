@@ -60,7 +60,7 @@ class _ModelAttention(AttentionLayer):
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Output [B, T, hidden_size] and, where the kernel returns maps, [B, H, T, S]."""
-        self._check_kernel()
+        self._check_kernel(cache, bool(kwargs.get("output_attentions")))
         query = self.kernel_queries(self.queries(hidden_states, position_embeddings))
         key = self.kernel_keys(self.keys(hidden_states, position_embeddings))
         value = self.kernel_values(self.values(hidden_states))
@@ -89,9 +89,19 @@ class _ModelAttention(AttentionLayer):
         output = self.output(hidden_states, heads).to(hidden_states.dtype)
         return output, None if maps is None else self.combine_maps(hidden_states, maps)
 
-    def _check_kernel(self) -> None:
-        """Refuse kernels that would leave out a soft cap or a sink without a word."""
+    def _check_kernel(self, cache: Cache | None, wants_maps: bool) -> None:
+        """Refuse kernels that would leave out what was asked for without a word."""
         name = self.config._attn_implementation or "eager"
+        if wants_maps and name != "eager":
+            raise NotImplementedError(
+                f"output_attentions: attn_implementation={name!r} returns no maps; ask for 'eager'"
+            )
+        if name == "flex_attention" and cache is not None and cache.is_compileable:
+            # its mask reads the cache's length when the kernel runs, after the cache has grown
+            raise NotImplementedError(
+                "attn_implementation='flex_attention' would let queries see later keys in a "
+                "static cache: ask for 'sdpa', or a cache that grows"
+            )
         if name.startswith(("eager", "flex_attention", "flash_attention", "paged|flash")):
             return
         for option, value in (("attention_softcap", self.softcap), ("attention_sink", self.sinks)):
@@ -146,7 +156,7 @@ class DiffTransformerDiffAttention(_ModelAttention, DiffAttention):  # pyright: 
             layer_idx=layer_idx,
             own_noise_key=choices.own_noise_key,
             head_norm=choices.head_norm,
-            lambda_start=config.lambda_start,
+            lambda_start=config.lambda_start if choices.has_lambda_init else None,
             lambda_offset=config.lambda_layer_offset,
             lambda_std=config.lambda_std,
             dropout_masks="independent",

@@ -200,6 +200,8 @@ class DiffAttention(AttentionLayer):
             **options,
         )
         choose_implementation(self.impl, self.softcap, self.dropout, dropout_masks)
+        if lambda_start is not None and lam == "sigmoid" and not head_norm:
+            raise ValueError("lambda_start: a sigmoid lam without head norm has no start value")
         self.sizes, self.layer_idx = sizes, layer_idx
         self.own_noise_key, self.dropout_masks = own_noise_key, dropout_masks
         self.kernel_width = sizes.head_dim * (2 if own_noise_key else 1)
