@@ -307,7 +307,7 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
         return super()._sdpa_can_dispatch(is_init_check)
 
     @classmethod
-    def maybe_distribute_model(cls, model: Any, distributed_config: Any, mesh: Any) -> Any:
+    def maybe_distribute_model(cls, model: Any, distributed_config: Any, mesh_manager: Any) -> Any:
         """Split the empty model over processes; transformers calls it before it reads weights.
 
         Raises:
@@ -315,7 +315,7 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
         """
         if distributed_config is not None:
             check_tensor_parallel(model.config, distributed_config.tp_size)
-        return super().maybe_distribute_model(model, distributed_config, mesh)
+        return super().maybe_distribute_model(model, distributed_config, mesh_manager)
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
@@ -455,7 +455,7 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
     _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
-    _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}  # noqa: RUF012
+    _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}  # noqa: RUF012 # pyright: ignore
     _fsdp_plan = {"lm_head": "keep_full_weight"}  # noqa: RUF012
 
     def __init__(self, config: DiffTransformerConfig) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES, TensorParallelLayer
+from transformers.integrations.tensor_parallel import ParallelInterface, TensorParallelLayer
 
 SUMMED_GRADIENTS = "diffattn_summed_gradients"
 
@@ -52,4 +52,4 @@ class SummedGradients(TensorParallelLayer):
             module._parameters.update(own)
 
 
-ALL_PARALLEL_STYLES.register(SUMMED_GRADIENTS, SummedGradients())
+ParallelInterface.register(SUMMED_GRADIENTS, SummedGradients())  # pyright: ignore
