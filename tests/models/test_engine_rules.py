@@ -148,7 +148,6 @@ def test_rule_4_the_configuration_carries_the_geometry_of_the_kernel(options, pr
     )
 
 
-@pytest.mark.xfail(strict=True, reason="the configuration has no parallel plans yet")
 @pytest.mark.parametrize("case", list(EVERY_PARAMETER))
 def test_rule_5_plans_cover_every_parameter_of_attention(case):
     """Heads are split by columns on the way in, by rows on the way out; the rest has a style."""

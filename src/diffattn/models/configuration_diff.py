@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedConfig
 
+from diffattn.models.plans import tensor_parallel_plan
 from diffattn.nn import DiffSizes, match_v1, match_v2
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -97,6 +98,11 @@ class DiffTransformerConfig(PreTrainedConfig):
 
     model_type = "diff_transformer"
     keys_to_ignore_at_inference = ["cache", "past_key_values"]  # noqa: RUF012
+    base_model_pp_plan = {  # noqa: RUF012
+        "embed_tokens": (["input_ids"], ["inputs_embeds"]),
+        "layers": (["hidden_states", "attention_mask"], ["hidden_states"]),
+        "norm": (["hidden_states"], ["hidden_states"]),
+    }
 
     vocab_size: int = 32_000
     hidden_size: int = 512
@@ -225,6 +231,11 @@ class DiffTransformerConfig(PreTrainedConfig):
         """Write config.json; see `transformers.PreTrainedConfig.save_pretrained`."""
         self.derive()  # a field may have been changed since
         super().save_pretrained(*args, **kwargs)
+
+    @property
+    def base_model_tp_plan(self) -> dict[str, str]:  # pyright: ignore
+        """Parallel style of each module; see `diffattn.models.plans`."""
+        return tensor_parallel_plan(self)
 
     @property
     def query_width(self) -> int:

@@ -109,6 +109,7 @@ class SigmoidLambda(Fp32Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The lam of each token and head, [B, T, H] in fp32, for x [B, T, hidden_size]."""
+        # by the module's own forward, which engines of parallelism replace
         with own_precision(x):
             lam = sigmoid_lambda(self.lambda_proj(x.to(self.lambda_proj.weight.dtype)))
         return lam if self.share == 1 else lam.repeat_interleave(self.share, dim=-1)
