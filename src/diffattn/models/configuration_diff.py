@@ -183,6 +183,7 @@ class DiffTransformerConfig(PreTrainedConfig):
         self._check_windows(types)
         geometries = [self.kernel_geometry(index) for index in range(self.num_hidden_layers)]
         self.num_attention_heads, self.num_key_value_heads, self.head_dim = geometries[0]
+        self.base_model_tp_plan = tensor_parallel_plan(self)  # pyright: ignore
 
     def _check_numbers(self) -> None:
         for name in ("vocab_size", "hidden_size", "num_hidden_layers", "match_heads"):
@@ -231,11 +232,6 @@ class DiffTransformerConfig(PreTrainedConfig):
         """Write config.json; see `transformers.PreTrainedConfig.save_pretrained`."""
         self.derive()  # a field may have been changed since
         super().save_pretrained(*args, **kwargs)
-
-    @property
-    def base_model_tp_plan(self) -> dict[str, str]:  # pyright: ignore
-        """Parallel style of each module; see `diffattn.models.plans`."""
-        return tensor_parallel_plan(self)
 
     @property
     def query_width(self) -> int:

@@ -48,6 +48,7 @@ def tensor_parallel_plan(config: "DiffTransformerConfig") -> dict[str, str]:
     whole = config.hidden_act == "poly_norm"
     into = "colwise_gather_output" if whole else "colwise"
     return plan | {
+        "embed_tokens": "embedding_rowwise",
         "layers.*.mlp.gate_proj": into,
         "layers.*.mlp.up_proj": into,
         "layers.*.mlp.down_proj": "rowwise_split_input" if whole else "rowwise",

@@ -224,6 +224,7 @@ def _arguments(config: TrainConfig, folder: Path) -> TrainingArguments:
         report_to="none",
         disable_tqdm=True,
         remove_unused_columns=False,
+        ddp_find_unused_parameters=False,  # there are none; the Trainer would search all the same
         use_cpu=not torch.accelerator.is_available(),  # or processes on CPUs do not find each other
         dataloader_num_workers=0,
         dataloader_pin_memory=torch.cuda.is_available(),
