@@ -214,9 +214,11 @@ def write(path: Path, runs: list[dict]) -> None:
         "new_tokens": NEW_TOKENS,
         "model": BASE,
         "engine": ENGINE,
-        "runs": list(merged.values()),
     }
-    path.write_text(json.dumps(report, indent=1) + "\n")
+    # a line for each run
+    head = ",\n".join(f' "{key}": {json.dumps(value)}' for key, value in report.items())
+    lines = ",\n".join(f"  {json.dumps(run)}" for run in merged.values())
+    path.write_text(f'{{\n{head},\n "runs": [\n{lines}\n ]\n}}\n')
 
 
 def vllm_distribution() -> str:
