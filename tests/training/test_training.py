@@ -10,6 +10,8 @@ import torch
 
 pytest.importorskip("transformers", reason="training needs the extra hf")
 
+from transformers import TrainingArguments
+
 from diffattn.errors import UserError
 from diffattn.models import DiffTransformerConfig, DiffTransformerForCausalLM
 from diffattn.training import (
@@ -250,12 +252,32 @@ def test_ten_times_the_learning_rate_is_noticed(tmp_path, learning_rate, spikes)
     assert any("spike" in warning for warning in warnings) == spikes
 
 
-def test_fsdp_on_a_cpu_is_refused(tmp_path, monkeypatch):
-    from transformers import TrainingArguments
+@pytest.mark.parametrize(
+    ("options", "environment"),
+    [
+        ({"fsdp": True}, {}),
+        ({"fsdp": "full_shard"}, {}),
+        ({}, {"ACCELERATE_USE_FSDP": "true"}),
+    ],
+)
+def test_fsdp_on_a_cpu_is_refused(tmp_path, monkeypatch, options, environment):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), use_cpu=True, report_to="none", **options
+    )
+    with pytest.raises(UserError, match=r"fsdp: expected an accelerator, got a CPU.*DDP") as caught:
+        DiffTrainer(model=tiny_model(), args=arguments)
+    assert "DistributedConfig(fsdp_size=...)" in str(caught.value)
+    assert "\n" not in str(caught.value)
 
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none")
-    with pytest.raises(UserError, match=r"fsdp: expected an accelerator, got a CPU.*DDP"):
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="the trap is of CPUs alone")
+def test_processes_that_would_train_by_themselves_are_refused(tmp_path, monkeypatch):
+    arguments = TrainingArguments(output_dir=str(tmp_path), report_to="none")
+    assert arguments.world_size == 1
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="use_cpu: expected True for 2 processes on CPUs"):
         DiffTrainer(model=tiny_model(), args=arguments)
 
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedConfig
 
+from diffattn.models.plans import tensor_parallel_plan
 from diffattn.nn import DiffSizes, match_v1, match_v2
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -97,6 +98,11 @@ class DiffTransformerConfig(PreTrainedConfig):
 
     model_type = "diff_transformer"
     keys_to_ignore_at_inference = ["cache", "past_key_values"]  # noqa: RUF012
+    base_model_pp_plan = {  # noqa: RUF012
+        "embed_tokens": (["input_ids"], ["inputs_embeds"]),
+        "layers": (["hidden_states", "attention_mask"], ["hidden_states"]),
+        "norm": (["hidden_states"], ["hidden_states"]),
+    }
 
     vocab_size: int = 32_000
     hidden_size: int = 512
@@ -177,6 +183,7 @@ class DiffTransformerConfig(PreTrainedConfig):
         self._check_windows(types)
         geometries = [self.kernel_geometry(index) for index in range(self.num_hidden_layers)]
         self.num_attention_heads, self.num_key_value_heads, self.head_dim = geometries[0]
+        self.base_model_tp_plan = tensor_parallel_plan(self)  # pyright: ignore
 
     def _check_numbers(self) -> None:
         for name in ("vocab_size", "hidden_size", "num_hidden_layers", "match_heads"):

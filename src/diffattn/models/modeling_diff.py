@@ -18,6 +18,8 @@ from transformers.utils.output_capturing import capture_outputs
 
 from diffattn.models.configuration_diff import PRESETS, DiffTransformerConfig
 from diffattn.models.eager import eager_attention
+from diffattn.models.engines import check_engine
+from diffattn.models.plans import check_tensor_parallel
 from diffattn.models.positions import count_positions, separate_documents
 from diffattn.models.static_slots import without_unused_slots
 from diffattn.nn import (
@@ -306,6 +308,17 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
         return super()._sdpa_can_dispatch(is_init_check)
 
     @classmethod
+    def maybe_distribute_model(cls, model: Any, distributed_config: Any, mesh_manager: Any) -> Any:
+        """Split the empty model over processes; transformers calls it before it reads weights.
+
+        Raises:
+            UserError: the degree of tensor parallelism would part a pair from its keys.
+        """
+        if distributed_config is not None:
+            check_tensor_parallel(model.config, distributed_config.tp_size)
+        return super().maybe_distribute_model(model, distributed_config, mesh_manager)
+
+    @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
         """Load a checkpoint; see `transformers.PreTrainedModel.from_pretrained`.
 
@@ -341,6 +354,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
 
     def __init__(self, config: DiffTransformerConfig) -> None:
         super().__init__(config)
+        check_engine(config)
         self.embed_tokens = DiffTransformerEmbedding(config)
         self.layers = nn.ModuleList(
             DiffTransformerDecoderLayer(config, index) for index in range(config.num_hidden_layers)
@@ -442,6 +456,9 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+    _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
+    _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}  # noqa: RUF012 # pyright: ignore
+    _fsdp_plan = {"lm_head": "keep_full_weight"}  # noqa: RUF012
 
     def __init__(self, config: DiffTransformerConfig) -> None:
         super().__init__(config)

@@ -3,7 +3,6 @@
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diffattn.nn.fp32 import Fp32Module
@@ -110,7 +109,7 @@ class SigmoidLambda(Fp32Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The lam of each token and head, [B, T, H] in fp32, for x [B, T, hidden_size]."""
-        weight = self.lambda_proj.weight
+        # by the module's own forward, which engines of parallelism replace
         with own_precision(x):
-            lam = sigmoid_lambda(F.linear(x.to(weight.dtype), weight))
+            lam = sigmoid_lambda(self.lambda_proj(x.to(self.lambda_proj.weight.dtype)))
         return lam if self.share == 1 else lam.repeat_interleave(self.share, dim=-1)

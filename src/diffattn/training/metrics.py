@@ -63,6 +63,8 @@ class MetricsLog(TrainerCallback):
         """Drop what was logged after the checkpoint that training resumes from."""
         kept = [line for line in read_metrics(self.path) if line["step"] <= state.global_step]
         self.seconds = kept[-1]["seconds"] if kept else 0.0
+        if not state.is_world_process_zero:
+            return
         draft = self.path.with_suffix(".draft")
         draft.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
         os.replace(draft, self.path)

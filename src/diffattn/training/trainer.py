@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import SequentialSampler
 from transformers import (
@@ -39,23 +40,20 @@ class DiffTrainer(Trainer):
 
     Differs from its parent: sequences come in the data set's order (which is a function of the
     seed), weight decay spares lambda, norms and biases, a checkpoint is marked when all of it is
-    written, and a request for FSDP on a CPU, which would silently run DDP, is refused.
+    written, and on CPUs what would silently become something else is refused.
 
     Args:
         **kwargs: keyword arguments of `transformers.Trainer`.
 
     Raises:
-        UserError: FSDP is requested on a CPU.
+        UserError: FSDP is requested on a CPU, where DDP would run; or several processes on CPUs
+            without `use_cpu=True`, where each would train by itself.
     """
 
     def __init__(self, **kwargs: Any) -> None:
         args: TrainingArguments = kwargs["args"]
-        wants_fsdp = bool(args.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
-        if wants_fsdp and args.device.type == "cpu":
-            raise UserError(
-                "fsdp: expected an accelerator, got a CPU, where Accelerate would silently run "
-                "DDP; leave fsdp out to train with DDP"
-            )
+        if args.device.type == "cpu":
+            _refuse_silent_replacements(args)
         super().__init__(**kwargs)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
@@ -75,12 +73,28 @@ class DiffTrainer(Trainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
+        self.accelerator.wait_for_everyone()  # each process writes its generators' state
         if self.args.should_save:
             folder = Path(self._get_output_dir(trial=trial))
             folder /= f"checkpoint-{self.state.global_step}"
             # a pickle of the arguments, which nothing reads
             (folder / "training_args.bin").unlink(missing_ok=True)
             mark_complete(folder)
+
+
+def _refuse_silent_replacements(args: TrainingArguments) -> None:
+    if args.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true":
+        raise UserError(
+            "fsdp: expected an accelerator, got a CPU, where Accelerate would silently run DDP; "
+            "leave fsdp out to train with DDP, or load the model with "
+            "distributed_config=DistributedConfig(fsdp_size=...) to shard it"
+        )
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if args.world_size != started:
+        raise UserError(
+            f"use_cpu: expected True for {started} processes on CPUs, got False, where each would "
+            "train by itself"
+        )
 
 
 class _Heartbeat(TrainerCallback):
@@ -102,8 +116,17 @@ class _Heartbeat(TrainerCallback):
         if self.on_progress is not None:
             self.on_progress(state.global_step, state.max_steps, self.metrics.seconds)
         done = state.global_step >= state.max_steps
-        if not done and self.should_stop is not None and self.should_stop():
+        if not done and self.should_stop is not None and _anywhere(self.should_stop(), args):
             control.should_save = control.should_training_stop = self.stopped = True
+
+
+def _anywhere(asked: bool, args: TrainingArguments) -> bool:
+    """Whether any process was asked: all of them must stop after the same step."""
+    if args.world_size == 1:
+        return asked
+    total = torch.tensor(float(asked), device=args.device)
+    dist.all_reduce(total)
+    return bool(total.item())
 
 
 def train(
@@ -127,7 +150,7 @@ def train(
         folder: gets `metrics.jsonl` and checkpoints.
         measure: gives the held-out loss of the model in nats per token.
         on_progress: called after each step with step, steps and seconds of training.
-        should_stop: asked after each step; True saves a checkpoint and stops.
+        should_stop: asked after each step; True in any process saves a checkpoint and stops.
 
     Returns:
         Warnings of the monitor.
@@ -201,6 +224,8 @@ def _arguments(config: TrainConfig, folder: Path) -> TrainingArguments:
         report_to="none",
         disable_tqdm=True,
         remove_unused_columns=False,
+        ddp_find_unused_parameters=False,  # there are none; the Trainer would search all the same
+        use_cpu=not torch.accelerator.is_available(),  # or processes on CPUs do not find each other
         dataloader_num_workers=0,
         dataloader_pin_memory=torch.cuda.is_available(),
     )
