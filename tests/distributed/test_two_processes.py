@@ -78,6 +78,13 @@ def test_a_degree_that_parts_a_key_group_is_refused_before_weights_are_read(foun
     )
 
 
+@pytest.mark.parametrize("way", ["loaded_in_bf16", "under_a_policy"])
+def test_lambda_stays_in_fp32_in_sharded_bf16_models(found, way):
+    if str(found["precision"][way]).startswith("FSDP expects uniform"):
+        pytest.skip("transformers puts fp32 modules into groups of bf16 (5.16 does, 5.24 does not)")
+    assert found["precision"][way] == ["torch.bfloat16", "torch.float32"]
+
+
 def test_training_resumes_bitwise_and_stops_for_any_process(out, found):
     if found["training"].startswith("transformers"):
         pytest.skip(f"{found['training']} (5.16 does not, 5.24 does)")
