@@ -6,6 +6,7 @@ The first process writes OUT/found.json and prints the largest differences of lo
 """
 
 import json
+import math
 import sys
 import warnings
 from pathlib import Path
@@ -98,14 +99,19 @@ def gradients(model):
 
 
 def differences(logits, grads, expected, expected_grads):
-    """For the logits and each gradient: the largest difference, and the largest expected number."""
+    """The largest difference in any process, and the largest number expected there.
+
+    Of the logits and of each gradient, by the parameter's name.
+    """
     pairs = {"logits": (logits, expected)}
     pairs |= {name: (grads[name], grad) for name, grad in expected_grads.items()}
     found = {}
     for name, (here, there) in pairs.items():
-        error = float("nan") if here is None else (here - there).abs().max().item()
-        found[name] = (error, there.abs().max().item())
-    return found
+        error = there.new_tensor(math.inf) if here is None else (here - there).abs().max()
+        found[name] = (error.nan_to_num(nan=math.inf).item(), there.abs().max().item())
+    each = [found] * dist.get_world_size()
+    dist.all_gather_object(each, found)
+    return {name: max(of_one[name] for of_one in each) for name in found}
 
 
 def wrapped(case, arm):
