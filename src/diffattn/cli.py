@@ -44,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"diffattn {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     _add_compare(verbs)
+    _add_convert(verbs)
     return parser
 
 
@@ -147,4 +148,63 @@ def _compare(args: argparse.Namespace) -> int:
     print(terminal_table(results))
     print(f"peak memory {results['peak_memory_bytes'] / 2**30:.2f} GiB, all processes together")
     print(f"report: {args.out}/report.html")
+    return 0
+
+
+def _add_convert(verbs: "argparse._SubParsersAction[_Parser]") -> None:
+    parser = verbs.add_parser(
+        "convert",
+        help="convert a checkpoint between layouts, or start from a plain model",
+        description="Convert a checkpoint of one published layout to another, tensor by tensor, "
+        "or start a differential model from a plain one (--from-softmax).",
+        epilog="layouts: diffattn, diffllama, motif, motif2 (whole models); unilm-v1, unilm-v2, "
+        "timm, phi4flash (attention layers inside any model)",
+    )
+    parser.add_argument("source", metavar="IN", help="folder, or one safetensors file")
+    parser.add_argument("target", metavar="OUT", help="new folder; appears when it is whole")
+    parser.add_argument(
+        "--from", dest="from_layout", default="auto", help="layout of IN (default: auto)"
+    )
+    parser.add_argument(
+        "--to", dest="to_layout", default="diffattn", help="layout of OUT (default: diffattn)"
+    )
+    parser.add_argument(
+        "--fold-gain",
+        action="store_true",
+        help="fold the head norm's gain into the output projection",
+    )
+    parser.add_argument(
+        "--from-softmax",
+        choices=("v1", "v2"),
+        help="IN is a plain llama, mistral, qwen2 or qwen3 model: v2 starts exactly, v1 nearly",
+    )
+    parser.add_argument(
+        "--lambda-start",
+        type=float,
+        default=0.2,
+        help="lam at the start of --from-softmax v1 (default: %(default)s)",
+    )
+    parser.set_defaults(run=_convert)
+
+
+def _convert(args: argparse.Namespace) -> int:
+    with needs_extra("diffattn convert", "hf"):
+        from diffattn.models.convert import convert_checkpoint, start_from_softmax
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr)
+
+    if args.from_softmax:
+        start_from_softmax(
+            args.source, args.target, args.from_softmax, lambda_start=args.lambda_start, say=say
+        )
+    else:
+        convert_checkpoint(
+            args.source,
+            args.target,
+            from_layout=args.from_layout,
+            to_layout=args.to_layout,
+            fold_gain=args.fold_gain,
+            say=say,
+        )
     return 0
