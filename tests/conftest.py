@@ -1,5 +1,6 @@
 """What every test shares: one thread, a fixed seed, the markers, the hypothesis profiles."""
 
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -38,7 +39,10 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(config, items):
     no_device = pytest.mark.skip(reason="needs a CUDA device; torch.cuda.is_available() is False")
     unasked = pytest.mark.skip(reason="takes minutes; run with -m slow")
+    no_vllm = pytest.mark.skip(reason="needs vLLM: pip install 'diffattn[vllm]'")
     for item in items:
+        if item.get_closest_marker("vllm") and importlib.util.find_spec("vllm") is None:
+            item.add_marker(no_vllm)
         if "gpu" in item.keywords and not torch.cuda.is_available():
             item.add_marker(no_device)
         if "slow" in item.keywords and "slow" not in config.getoption("markexpr"):

@@ -3,9 +3,13 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
 from typing import NoReturn
 
 from diffattn import __version__
+from diffattn.compare.arms import ARMS, DEFAULT_ARMS
+from diffattn.compare.presets import PRESETS
 from diffattn.errors import UserError, needs_extra
 
 
@@ -47,20 +51,28 @@ def _add_compare(verbs: "argparse._SubParsersAction[_Parser]") -> None:
     parser = verbs.add_parser(
         "compare",
         help="train architectures on the same text and compare them",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Train several architectures from the same starting weights on the same "
-        "text, measure them on held-out text, and write report.html and results.json.",
+        "text,\nmeasure them on held-out text, and write report.html and results.json.",
+        epilog=f"arms, where a Transformer has N heads of D:\n"
+        f"{_listed([(arm.name, arm.about) for arm in ARMS])}\n\n"
+        f"presets:\n{_listed([(preset.name, preset.about) for preset in PRESETS])}",
     )
     parser.add_argument(
         "--arms",
-        default="transformer,transformer-wide,diff-v1,diff-v2",
-        help="names separated by commas, the first is the baseline: transformer, "
-        "transformer-wide, diff-v1, diff-v2, diff-grouped; NAME:lr=0.1 scales a learning rate "
-        "(default: %(default)s)",
+        default=DEFAULT_ARMS,
+        help="names from the list below, separated by commas, the first is the baseline; "
+        "NAME:lr=0.1 scales a learning rate (default: %(default)s)",
     )
     parser.add_argument(
-        "--preset", default="quick", help="smoke, quick, laptop or gpu (default: %(default)s)"
+        "--preset", default="quick", help="a name from the list below (default: %(default)s)"
     )
-    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        default=3,
+        help="number of seeds; may grow with --resume (default: %(default)s)",
+    )
     parser.add_argument(
         "--data",
         default=None,
@@ -72,7 +84,10 @@ def _add_compare(verbs: "argparse._SubParsersAction[_Parser]") -> None:
         help="folder of a Hugging Face tokenizer with BOS and EOS (default: one is trained)",
     )
     parser.add_argument(
-        "--tokens", type=int, default=None, help="training tokens of one run (default: preset's)"
+        "--tokens",
+        type=_count,
+        default=None,
+        help="training tokens of one run, as in 2000000, 2e6 or 2M (default: preset's)",
     )
     parser.add_argument(
         "--out", default="diffattn-compare", help="folder of the results (default: %(default)s)"
@@ -82,6 +97,28 @@ def _add_compare(verbs: "argparse._SubParsersAction[_Parser]") -> None:
         "--jobs", type=int, default=None, help="processes at a time (default: one a core)"
     )
     parser.set_defaults(run=_compare)
+
+
+def _listed(pairs: Sequence[tuple[str, str]]) -> str:
+    width = max(len(name) for name, _ in pairs)
+    return "\n".join(f"  {name:{width}}  {about}" for name, about in pairs)
+
+
+def _count(text: str) -> int:
+    """A whole number, also as 1_000_000, 1e6, 500k, 2M or 1.5G."""
+    size = {"k": 3, "m": 6, "g": 9, "b": 9, "t": 12}.get(text[-1:].lower(), 0)
+    try:
+        value = Decimal(text[:-1] if size else text)
+        # an exponent without end would fill the memory with digits
+        if value.is_finite() and abs(value.adjusted()) < 100:
+            count = Fraction(value) * 10**size
+            if count.denominator == 1:
+                return int(count)
+    except InvalidOperation:
+        pass
+    raise argparse.ArgumentTypeError(
+        f"expected a whole number such as 2000000, 2e6 or 2M, got {text!r}"
+    )
 
 
 def _compare(args: argparse.Namespace) -> int:

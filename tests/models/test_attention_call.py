@@ -1,111 +1,8 @@
-"""The contract with serving engines: one stock attention call, its geometry in the config."""
-
-import ast
-import inspect
-import textwrap
+"""What passes through the one attention call: cached keys, maps, hidden states."""
 
 import pytest
 import tiny
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import eager_mask
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-from diffattn.models.modeling_diff import ATTENTION_CLASSES, eager_attention
-
-
-def forward_tree(kind):
-    source = inspect.getsource(ATTENTION_CLASSES[kind].forward)
-    return ast.parse(textwrap.dedent(source)).body[0]
-
-
-@pytest.mark.parametrize("kind", list(ATTENTION_CLASSES))
-def test_forward_calls_the_attention_interface_exactly_once(kind):
-    tree = forward_tree(kind)
-    names = []
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
-            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-            if any(
-                isinstance(part, ast.Name) and part.id == "ALL_ATTENTION_FUNCTIONS"
-                for part in ast.walk(node.value)
-            ):
-                names.append(target.id)
-    assert names == ["attention_interface"]
-    calls = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == "attention_interface"
-    ]
-    assert len(calls) == 1
-    loops = [node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.While, ast.If))]
-    assert not any(calls[0] in ast.walk(loop) for loop in loops)
-
-
-@pytest.mark.parametrize("kind", list(ATTENTION_CLASSES))
-def test_the_call_passes_the_module_first_and_a_plain_scaling(kind):
-    (call,) = (
-        node
-        for node in ast.walk(forward_tree(kind))
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == "attention_interface"
-    )
-    assert ast.unparse(call.args[0]) == "self"
-    (scaling,) = (keyword.value for keyword in call.keywords if keyword.arg == "scaling")
-    literal = isinstance(scaling, ast.Constant)
-    assert literal or ast.unparse(scaling) == "self.scaling"
-    assert any(keyword.arg is None for keyword in call.keywords)  # **kwargs reach the kernel
-
-
-@pytest.fixture
-def probe():
-    """A registered attention function that notes its arguments; yields the notes."""
-    notes = []
-
-    def attention(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
-        notes.append(
-            {
-                "query": query.shape,
-                "key": key.shape,
-                "value": value.shape,
-                "scaling": scaling,
-                "groups": module.num_key_value_groups,
-                "is_causal": module.is_causal,
-                "layer_idx": module.layer_idx,
-                "kwargs": set(kwargs),
-            }
-        )
-        out, _ = eager_attention(module, query, key, value, attention_mask, scaling, dropout)
-        return out, None
-
-    AttentionInterface.register("probe", attention)
-    AttentionMaskInterface.register("probe", eager_mask)
-    yield notes
-    AttentionInterface._global_mapping.pop("probe")
-    AttentionMaskInterface._global_mapping.pop("probe")
-    assert "probe" not in ALL_ATTENTION_FUNCTIONS.valid_keys()
-
-
-@pytest.mark.parametrize("kind", [k for k in tiny.KINDS if not k.startswith("mixed")])
-@torch.no_grad()
-def test_a_registered_kernel_sees_the_geometry_of_the_configuration(kind, probe):
-    ids = tiny.tokens(2, 7)
-    model = tiny.model(kind, "probe")
-    logits = model(ids).logits
-    config = model.config
-    assert [note["layer_idx"] for note in probe] == list(range(config.num_hidden_layers))
-    for note in probe:
-        assert note["query"] == (2, config.num_attention_heads, 7, config.head_dim)
-        assert note["key"] == (2, config.num_key_value_heads, 7, config.head_dim)
-        assert note["value"][:3] == (2, config.num_key_value_heads, 7)
-        assert note["groups"] == config.num_attention_heads // config.num_key_value_heads
-        assert note["scaling"] == (config.hidden_size // config.match_heads) ** -0.5
-        assert note["is_causal"] is True
-        assert "position_ids" in note["kwargs"]
-    torch.testing.assert_close(logits, tiny.model(kind, "sdpa")(ids).logits, rtol=0, atol=1e-5)
 
 
 @torch.no_grad()
@@ -127,12 +24,6 @@ def test_a_cached_step_hands_the_kernel_every_key(probe):
     queries = [note["query"][2] for note in probe if note["layer_idx"] == 0]
     assert keys == [4, 5, 6]
     assert queries == [4, 1, 1]
-
-
-@torch.no_grad()
-def test_further_arguments_reach_the_kernel(probe):
-    tiny.model("v1", "probe")(tiny.tokens(1, 4), an_engines_argument=1)
-    assert all("an_engines_argument" in note["kwargs"] for note in probe)
 
 
 @pytest.mark.parametrize("kind", tiny.DIFFERENTIAL)

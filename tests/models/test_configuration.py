@@ -4,13 +4,9 @@ import json
 
 import pytest
 import tiny
-import torch
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from diffattn.models import (
     DiffTransformerConfig,
-    DiffTransformerForCausalLM,
-    DiffTransformerModel,
 )
 
 
@@ -68,20 +64,3 @@ def test_a_configuration_survives_a_file(kind, tmp_path):
     assert written["model_type"] == "diff_transformer"
     for name in ("num_attention_heads", "num_key_value_heads", "head_dim"):
         assert written[name] == getattr(config, name)
-
-
-def test_auto_classes_find_the_model(tmp_path):
-    model = tiny.model("v1")
-    model.save_pretrained(tmp_path)
-    assert isinstance(AutoConfig.from_pretrained(tmp_path), DiffTransformerConfig)
-    causal = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert type(causal) is DiffTransformerForCausalLM
-    decoder = AutoModel.from_pretrained(tmp_path)
-    assert type(decoder) is DiffTransformerModel
-    ids = tiny.tokens()
-    with torch.no_grad():
-        torch.testing.assert_close(causal(ids).logits, model(ids).logits, rtol=0, atol=1e-6)
-        torch.testing.assert_close(
-            decoder(ids).last_hidden_state, model.model(ids).last_hidden_state, rtol=0, atol=1e-6
-        )
-    assert type(AutoModelForCausalLM.from_config(tiny.config("v2"))) is DiffTransformerForCausalLM

@@ -71,14 +71,6 @@ def test_logits_to_keep_zero_keeps_all():
 
 
 @torch.no_grad()
-def test_logits_to_keep_as_positions():
-    model, ids = tiny.model("v1"), tiny.tokens(2, 12)
-    positions = torch.tensor([0, 5, 11])
-    kept = model(ids, logits_to_keep=positions).logits
-    torch.testing.assert_close(kept, model(ids).logits[:, positions], rtol=0, atol=1e-5)
-
-
-@torch.no_grad()
 def test_embeddings_take_the_place_of_token_ids():
     model, ids = tiny.model("v2"), tiny.tokens(2, 6)
     embeds = model.get_input_embeddings()(ids)

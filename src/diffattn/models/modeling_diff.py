@@ -18,6 +18,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from diffattn.models.configuration_diff import PRESETS, DiffTransformerConfig
 from diffattn.models.eager import eager_attention
+from diffattn.models.engines import check_engine
 from diffattn.models.plans import check_tensor_parallel
 from diffattn.models.positions import count_positions, separate_documents
 from diffattn.models.static_slots import without_unused_slots
@@ -353,6 +354,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
 
     def __init__(self, config: DiffTransformerConfig) -> None:
         super().__init__(config)
+        check_engine(config)
         self.embed_tokens = DiffTransformerEmbedding(config)
         self.layers = nn.ModuleList(
             DiffTransformerDecoderLayer(config, index) for index in range(config.num_hidden_layers)
