@@ -28,11 +28,11 @@ COMPARISONS += [f"{case}: {arm}" for case in CLOSER for arm in CLOSER_ARMS]
 def out(tmp_path_factory):
     """The folder that two processes have filled."""
     folder = tmp_path_factory.mktemp("two") / "out"
-    source = Path(__file__).parents[2] / "src"
+    path = os.pathsep.join([str(Path(__file__).parents[2] / "src"), *sys.path])
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
         [*command, str(Path(__file__).with_name("two_processes.py")), str(folder)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(source)},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
         capture_output=True,
         text=True,
         timeout=300,
