@@ -169,6 +169,5 @@ def test_a_limit_of_recompilations_is_an_error():
     ):
         compiled = torch.compile(layer, fullgraph=True, backend="eager")
         with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
-            for length in range(2, 8):
-                compiled(torch.randn(1, length, 32))
+            [compiled(torch.randn(1, length, 32)) for length in range(2, 8)]
     torch._dynamo.reset()
