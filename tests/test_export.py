@@ -145,6 +145,7 @@ def test_a_model_compiles_whole_into_one_graph_whatever_its_depth(kind, strict):
         assert graphs.count <= 2
 
 
+@pytest.mark.slow  # the compiler builds C++ for minutes where its cache is cold
 @pytest.mark.parametrize("preset", ["v1", "v2"])
 @pytest.mark.parametrize("masked", [False, True], ids=["no-mask", "mask"])
 def test_compiled_code_gives_the_numbers_and_gradients_of_eager_code(preset, masked, strict):
