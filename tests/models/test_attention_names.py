@@ -11,9 +11,10 @@ from diffattn.models.eager import eager_attention
 
 CLOSE = {"rtol": 0, "atol": 1e-5}
 HERE = ["eager", "sdpa"]
-# "flex_attention" has its own tests below; "paged|eager" runs in continuous batching alone
-ELSEWHERE = ["flex_attention", "paged|eager"]
 NAMES = sorted({"eager", *ALL_ATTENTION_FUNCTIONS})
+FLASH = [name for name in NAMES if name.startswith("flash_attention")]
+# of continuous batching alone: test_decoding.py
+PAGED = [name for name in NAMES if name.startswith("paged|")]
 
 
 @pytest.fixture
@@ -44,11 +45,10 @@ def check_causality(base, changed):
 
 
 def test_every_registered_name_is_known_to_these_tests():
-    packages = {name for name in NAMES if name.startswith("flash_attention")}
-    assert set(NAMES) == {*HERE, *ELSEWHERE, *packages}
+    assert set(NAMES) == {*HERE, "flex_attention", *FLASH, *PAGED}
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("flash_attention")])
+@pytest.mark.parametrize("name", FLASH)
 def test_flash_attention_is_refused_where_it_is_not_installed(name):
     if torch.cuda.is_available():
         pytest.skip(reason="may be installed")

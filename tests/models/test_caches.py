@@ -18,7 +18,9 @@ def test_cached_logits_equal_the_full_pass_over_32_tokens(kind, attn):
     full = model(ids, use_cache=False).logits
     assert full.std() > 0.3  # logits that could tell a difference
     for steps in ((7, *(1,) * 25), (3, 4, 5, 20)):
-        torch.testing.assert_close(tiny.cached_logits(model, ids, steps), full, **CLOSE)
+        cached = tiny.cached_logits(model, ids, steps)
+        torch.testing.assert_close(cached, full, **CLOSE)
+        assert torch.equal(cached.argmax(-1), full.argmax(-1))
 
 
 def static_cache_of_nan(model, length):
@@ -167,6 +169,15 @@ QUANTISED = {
 }
 
 
+def quantised_cache(config, **options):
+    try:
+        return QuantizedCache(config=config, **options)
+    except ValueError as error:
+        if "Unknown quantization backend" in str(error):
+            pytest.skip(reason="needs a later transformers")
+        raise
+
+
 @pytest.mark.parametrize("form", list(QUANTISED))
 @pytest.mark.parametrize(
     "kind", ["softmax", "v1-gqa", "v2-gqa", "grouped", "grouped_latent", "mixed"]
@@ -178,10 +189,7 @@ def test_a_quantised_cache_stays_near_the_full_pass(kind, form):
         pytest.importorskip(package, reason="an optional backend of transformers' QuantizedCache")
         options = {"q_group_size": 16, "residual_length": 8, **options}
     model, ids = tiny.model(kind), tiny.tokens(2, 32)
-    try:
-        cache = QuantizedCache(config=model.config, **options)
-    except ValueError:
-        pytest.skip(reason="this transformers has no such backend")
+    cache = quantised_cache(model.config, **options)
     full = model(ids, use_cache=False).logits
     error = tiny.cached_logits(model, ids, (7, *(1,) * 25), cache) - full
     assert 1e-4 < error.square().mean().sqrt() / full.std() < bound
@@ -197,7 +205,7 @@ def test_a_quantised_cache_stays_near_the_full_pass(kind, form):
 def test_a_quantised_cache_holds_no_windows():
     """A refusal of transformers."""
     with pytest.raises(ValueError, match="only full attention layers"):
-        QuantizedCache("fp8", config=tiny.config("v1 sliding"))
+        quantised_cache(tiny.config("v1 sliding"), backend="fp8")
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
@@ -258,8 +266,8 @@ def test_generate_is_inherited_explicitly():
 @pytest.mark.parametrize("kind", ["v1", "v2", "grouped"])
 @torch.no_grad()
 def test_bf16_cached_logits_stay_near_the_full_pass(kind):
-    """Stated bound for bf16: cached and full logits differ by at most 5 % of their spread."""
+    """Stated bound for bf16: they differ by at most 5 % of the logits' standard deviation."""
     model, ids = tiny.model(kind).bfloat16(), tiny.tokens(2, 32)
     full = model(ids, use_cache=False).logits.float()
     cached = tiny.cached_logits(model, ids, (7, *(1,) * 25)).float()
-    assert (cached - full).abs().max() < 0.05 * full.std() * 4
+    assert (cached - full).abs().max() < 0.05 * full.std()

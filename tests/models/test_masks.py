@@ -18,6 +18,26 @@ def test_eager_equals_sdpa(kind):
     torch.testing.assert_close(eager, sdpa, **CLOSE)
 
 
+@pytest.mark.parametrize("kind", ["v1", "v2"])
+@pytest.mark.parametrize(("heads", "groups"), [(6, 3), (4, 1), (5, 5)], ids=str)
+@torch.no_grad()
+def test_awkward_counts_of_key_heads_give_one_result(heads, groups, kind):
+    """Whole passes and cached steps; heads are those of the output."""
+    pairs = 2 if kind == "v1" else 1
+    options = {
+        "match_heads": pairs * heads,
+        "match_key_value_heads": pairs * groups,
+        "hidden_size": 16 * heads,
+    }
+    ids = tiny.tokens(2, 12)
+    models = [tiny.model(kind, name, **options) for name in NAMES]
+    want = models[0](ids).logits
+    torch.testing.assert_close(models[1](ids).logits, want, **CLOSE)
+    for model in models:
+        assert model.config.num_key_value_heads == groups
+        torch.testing.assert_close(tiny.cached_logits(model, ids, (7, 1, 4)), want, **CLOSE)
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize(("kind", "attn"), tiny.CASES)
 @torch.no_grad()

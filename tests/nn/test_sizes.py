@@ -1,6 +1,7 @@
 """Head counts and widths that follow from the Transformer to be matched."""
 
 import pytest
+import torch
 
 from diffattn.nn import DiffAttention, DiffSizes, SoftmaxAttention, match_v1, match_v2
 
@@ -119,11 +120,17 @@ def test_a_pair_across_key_groups_is_refused_at_construction():
 @pytest.mark.parametrize(
     ("heads", "groups"), [(6, 3), (4, 1), (5, 5)], ids=["6-kv3", "4-kv1", "5-kv5"]
 )
-def test_awkward_counts_of_key_heads_build_when_they_divide(heads, groups):
+@torch.no_grad()
+def test_awkward_counts_of_key_heads_give_one_result(heads, groups):
     layer = DiffAttention.v1(
         heads * 16, num_diff_heads=heads, num_key_value_heads=groups, layer_idx=0
     )
     assert layer.sizes == sizes(heads, heads, groups, 8, 16)
+    x, outputs = torch.randn(2, 5, heads * 16), []
+    for layer.impl in ("reference", "sdpa", "one_call", "auto"):
+        outputs.append(layer(x))
+    for output in outputs[1:]:
+        torch.testing.assert_close(output, outputs[0], rtol=0, atol=1e-6)
 
 
 def test_matching_without_narrowing_does_not_warn(recwarn):

@@ -78,6 +78,15 @@ def test_forward_and_gradients(impl, dtype, geometry, options):
 
 
 @pytest.mark.parametrize("impl", FAST)
+@pytest.mark.parametrize("own_key", [True, False], ids=["v1", "v2"])
+@pytest.mark.parametrize(("heads", "groups"), [(4, 4), (4, 2), (4, 1), (6, 3), (5, 5)], ids=str)
+def test_one_map_of_pairs_to_key_groups(heads, groups, own_key, impl):
+    """Odd counts and a single key group too; within 1e-11, gradients included."""
+    geometry = Geometry(H=heads, N=heads, G=groups, E=8, own_key=own_key)
+    compare(impl, geometry, torch.float64, causal=True)
+
+
+@pytest.mark.parametrize("impl", FAST)
 @pytest.mark.parametrize("lam", ["number", "scalar", "head", "token"])
 def test_gradient_of_every_shape_of_lam(impl, lam):
     compare(impl, Geometry(B=2, H=6, N=2, G=2), torch.float64, lam=lam, causal=True)

@@ -72,7 +72,7 @@ def _check_mask_function(
     """
     if name in ALL_MASK_ATTENTION_FUNCTIONS or not (cache is None or isinstance(cache, Cache)):
         return
-    if name == "paged|eager" or training or (padding is not None and not padding.all()):
+    if str(name).startswith("paged|") or training or (padding is not None and not padding.all()):
         raise ValueError(
             f"attn_implementation={name!r} has no mask function, so it would get no causal order, "
             "window or padding: register one with transformers.AttentionMaskInterface"

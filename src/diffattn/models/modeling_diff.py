@@ -5,6 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 from transformers import initialization as init
@@ -523,7 +524,12 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
         """Start `generate_batch`; see `transformers.PreTrainedModel.init_continuous_batching`.
 
         Raises:
-            NotImplementedError: layers need caches of different shapes.
+            NotImplementedError: layers need caches of different shapes, or transformers is older
+                than 5.24.
         """
+        if _CACHE_FIELD != "cache":
+            raise NotImplementedError(
+                f"generate_batch: needs transformers 5.24 or later, got {transformers.__version__}"
+            )
         check_one_geometry(self.config, "continuous batching")
         return super().init_continuous_batching(*args, **kwargs)
