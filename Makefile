@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 OUT ?= diffattn-compare
 
-.PHONY: demo test lint types format clean
+.PHONY: demo test laws lint types format clean
 
 # installed once, and again when the pins or the metadata change
 $(VENV)/.installed: constraints.txt pyproject.toml
@@ -19,6 +19,10 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -n 2
+
+# the laws of the operator on 2,000 drawn cases each
+laws: $(VENV)/.installed
+	$(BIN)/python -m pytest -n 2 -m laws --hypothesis-profile=many
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

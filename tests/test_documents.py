@@ -28,12 +28,50 @@ def test_examples_in_docstrings(name):
     assert failed == 0
 
 
-@pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_blocks_of_the_readme(number, capsys):
+def run_block(number):
     if "transformers" in BLOCKS[number]:
         pytest.importorskip("transformers", reason="the block needs the extra hf")
-    exec(compile(BLOCKS[number], f"README block {number}", "exec"), {})
+    names = {}
+    exec(compile(BLOCKS[number], f"README block {number}", "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("number", [n for n, block in enumerate(BLOCKS) if "print" in block])
+def test_blocks_of_the_readme_that_print(number, capsys):
+    run_block(number)
     assert "torch.Size" in capsys.readouterr().out
+
+
+def test_the_block_of_the_readme_that_trains(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (number,) = (n for n, block in enumerate(BLOCKS) if "print" not in block)
+    names = run_block(number)
+    trainer, model = names["trainer"], names["model"]
+    assert trainer.state.global_step == 2
+    assert trainer.lr_scheduler.get_last_lr()[0] < 1e-3, "the Trainer's schedule is in force"
+    decay = {
+        id(parameter): group["weight_decay"]
+        for group in trainer.optimizer.param_groups
+        for parameter in group["params"]
+    }
+    spared = {name for name, p in model.named_parameters() if decay[id(p)] == 0.0}
+    stock = set(trainer.get_decay_parameter_names(model))
+    needed = {name for name in spared & stock if name.startswith("model.layers.0.")}
+    lam = {f"lam.lambda_{vector}" for vector in ("q1", "q2", "k1", "k2")}
+    assert needed == {f"model.layers.0.self_attn.{name}" for name in {*lam, "subln.weight"}}
+    assert {decay[id(p)] for name, p in model.named_parameters() if "_proj" in name} == {0.1}
+
+
+def test_the_first_screen_explains_every_symbol_and_the_variants_name_their_papers():
+    text = (ROOT / "README.md").read_text()
+    first = text.split("Two commands")[0]
+    for symbol in ("q, k ", "q', k' ", "s, M ", "lam, v "):
+        assert f"    {symbol}" in first
+    variants = text.split("## The variants")[1].split("\n## ")[0]
+    for source in ("2410.05258", "V2, January 2026", "2510.06949", "2505.16333", "(planned)"):
+        assert source in variants
+    for command in ("make demo", "make test"):
+        assert text.index(command) < text.index("## The variants")
 
 
 def test_the_first_block_fits_the_first_screen():

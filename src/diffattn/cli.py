@@ -3,9 +3,13 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
 from typing import NoReturn
 
 from diffattn import __version__
+from diffattn.compare.arms import ARMS, DEFAULT_ARMS
+from diffattn.compare.presets import PRESETS
 from diffattn.errors import UserError, needs_extra
 
 
@@ -40,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"diffattn {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     _add_compare(verbs)
+    _add_convert(verbs)
     return parser
 
 
@@ -47,20 +52,28 @@ def _add_compare(verbs: "argparse._SubParsersAction[_Parser]") -> None:
     parser = verbs.add_parser(
         "compare",
         help="train architectures on the same text and compare them",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Train several architectures from the same starting weights on the same "
-        "text, measure them on held-out text, and write report.html and results.json.",
+        "text,\nmeasure them on held-out text, and write report.html and results.json.",
+        epilog=f"arms, where a Transformer has N heads of D:\n"
+        f"{_listed([(arm.name, arm.about) for arm in ARMS])}\n\n"
+        f"presets:\n{_listed([(preset.name, preset.about) for preset in PRESETS])}",
     )
     parser.add_argument(
         "--arms",
-        default="transformer,transformer-wide,diff-v1,diff-v2",
-        help="names separated by commas, the first is the baseline: transformer, "
-        "transformer-wide, diff-v1, diff-v2, diff-grouped; NAME:lr=0.1 scales a learning rate "
-        "(default: %(default)s)",
+        default=DEFAULT_ARMS,
+        help="names from the list below, separated by commas, the first is the baseline; "
+        "NAME:lr=0.1 scales a learning rate (default: %(default)s)",
     )
     parser.add_argument(
-        "--preset", default="quick", help="smoke, quick, laptop or gpu (default: %(default)s)"
+        "--preset", default="quick", help="a name from the list below (default: %(default)s)"
     )
-    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        default=3,
+        help="number of seeds; may grow with --resume (default: %(default)s)",
+    )
     parser.add_argument(
         "--data",
         default=None,
@@ -72,7 +85,10 @@ def _add_compare(verbs: "argparse._SubParsersAction[_Parser]") -> None:
         help="folder of a Hugging Face tokenizer with BOS and EOS (default: one is trained)",
     )
     parser.add_argument(
-        "--tokens", type=int, default=None, help="training tokens of one run (default: preset's)"
+        "--tokens",
+        type=_count,
+        default=None,
+        help="training tokens of one run, as in 2000000, 2e6 or 2M (default: preset's)",
     )
     parser.add_argument(
         "--out", default="diffattn-compare", help="folder of the results (default: %(default)s)"
@@ -82,6 +98,28 @@ def _add_compare(verbs: "argparse._SubParsersAction[_Parser]") -> None:
         "--jobs", type=int, default=None, help="processes at a time (default: one a core)"
     )
     parser.set_defaults(run=_compare)
+
+
+def _listed(pairs: Sequence[tuple[str, str]]) -> str:
+    width = max(len(name) for name, _ in pairs)
+    return "\n".join(f"  {name:{width}}  {about}" for name, about in pairs)
+
+
+def _count(text: str) -> int:
+    """A whole number, also as 1_000_000, 1e6, 500k, 2M or 1.5G."""
+    size = {"k": 3, "m": 6, "g": 9, "b": 9, "t": 12}.get(text[-1:].lower(), 0)
+    try:
+        value = Decimal(text[:-1] if size else text)
+        # an exponent without end would fill the memory with digits
+        if value.is_finite() and abs(value.adjusted()) < 100:
+            count = Fraction(value) * 10**size
+            if count.denominator == 1:
+                return int(count)
+    except InvalidOperation:
+        pass
+    raise argparse.ArgumentTypeError(
+        f"expected a whole number such as 2000000, 2e6 or 2M, got {text!r}"
+    )
 
 
 def _compare(args: argparse.Namespace) -> int:
@@ -110,4 +148,63 @@ def _compare(args: argparse.Namespace) -> int:
     print(terminal_table(results))
     print(f"peak memory {results['peak_memory_bytes'] / 2**30:.2f} GiB, all processes together")
     print(f"report: {args.out}/report.html")
+    return 0
+
+
+def _add_convert(verbs: "argparse._SubParsersAction[_Parser]") -> None:
+    parser = verbs.add_parser(
+        "convert",
+        help="convert a checkpoint between layouts, or start from a plain model",
+        description="Convert a checkpoint of one published layout to another, tensor by tensor, "
+        "or start a differential model from a plain one (--from-softmax).",
+        epilog="layouts: diffattn, diffllama, motif, motif2 (whole models); unilm-v1, unilm-v2, "
+        "timm, phi4flash (attention layers inside any model)",
+    )
+    parser.add_argument("source", metavar="IN", help="folder, or one safetensors file")
+    parser.add_argument("target", metavar="OUT", help="new folder; appears when it is whole")
+    parser.add_argument(
+        "--from", dest="from_layout", default="auto", help="layout of IN (default: auto)"
+    )
+    parser.add_argument(
+        "--to", dest="to_layout", default="diffattn", help="layout of OUT (default: diffattn)"
+    )
+    parser.add_argument(
+        "--fold-gain",
+        action="store_true",
+        help="fold the head norm's gain into the output projection",
+    )
+    parser.add_argument(
+        "--from-softmax",
+        choices=("v1", "v2"),
+        help="IN is a plain llama, mistral, qwen2 or qwen3 model: v2 starts exactly, v1 nearly",
+    )
+    parser.add_argument(
+        "--lambda-start",
+        type=float,
+        default=0.2,
+        help="lam at the start of --from-softmax v1 (default: %(default)s)",
+    )
+    parser.set_defaults(run=_convert)
+
+
+def _convert(args: argparse.Namespace) -> int:
+    with needs_extra("diffattn convert", "hf"):
+        from diffattn.models.convert import convert_checkpoint, start_from_softmax
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr)
+
+    if args.from_softmax:
+        start_from_softmax(
+            args.source, args.target, args.from_softmax, lambda_start=args.lambda_start, say=say
+        )
+    else:
+        convert_checkpoint(
+            args.source,
+            args.target,
+            from_layout=args.from_layout,
+            to_layout=args.to_layout,
+            fold_gain=args.fold_gain,
+            say=say,
+        )
     return 0

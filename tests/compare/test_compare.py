@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,8 @@ pytest.importorskip("transformers", reason="comparisons need the extra hf")
 pytest.importorskip("matplotlib", reason="the report needs the extra plot")
 pytest.importorskip("scipy", reason="intervals need the extra eval")
 
-from diffattn.cli import main
+from diffattn.cli import _count, main
+from diffattn.compare import ARM_NAMES, PRESET_NAMES, get_preset
 
 
 def verdicts(folder, arm):
@@ -59,31 +61,65 @@ def test_results_say_what_was_compared(twice):
     assert "<svg" in page
 
 
-def test_models_of_the_runs_load_as_they_are(twice):
-    from transformers import AutoModelForCausalLM
+def test_models_of_the_runs_load_as_they_are(twice, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     import diffattn.models  # noqa: F401 registers the classes
 
-    model = AutoModelForCausalLM.from_pretrained(twice / "runs" / "transformer" / "seed0" / "model")
+    folder = twice / "runs" / "transformer" / "seed0" / "model"
+    model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.config.attention == "softmax"
+    # with the tokenizer beside it: the folder needs nothing else
+    shutil.copytree(folder, tmp_path / "alone")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "alone")
+    prompt = tokenizer.bos_token + "The state of the Union"
+    assert tokenizer.decode(tokenizer(prompt)["input_ids"]) == prompt
+    prepared = AutoTokenizer.from_pretrained(twice / "data" / "tokenizer")
+    assert tokenizer.get_vocab() == prepared.get_vocab()
+    told = model.generate(**tokenizer(prompt, return_tensors="pt"), max_new_tokens=3)
+    assert told.shape[1] == len(tokenizer(prompt)["input_ids"]) + 3
     assert not list(twice.rglob("checkpoint-*"))
 
 
-def test_finished_runs_are_not_repeated(twice):
+def test_a_finished_comparison_is_not_repeated(twice):
     runs = sorted(twice.glob("runs/*/*/result.json"))
     before = [path.stat().st_mtime_ns for path in runs]
+    results = (twice / "results.json").read_bytes()
     arguments = ["compare", "--arms", "transformer,transformer", "--preset", "smoke"]
-    assert main([*arguments, "--out", str(twice), "--resume"]) == 0
+    assert main([*arguments, "--out", str(twice), "--resume", "--jobs", "1"]) == 0
     assert [path.stat().st_mtime_ns for path in runs] == before
+    # speed, time, memory and date are those of the work that was done
+    assert (twice / "results.json").read_bytes() == results
 
 
 def test_an_existing_comparison_is_not_overwritten(twice, capsys):
     arguments = ["compare", "--arms", "transformer,transformer", "--preset", "smoke"]
     assert main([*arguments, "--out", str(twice)]) == 2
     assert "add --resume" in one_line(capsys)
-    assert main([*arguments, "--seeds", "4", "--out", str(twice), "--resume"]) == 2
-    assert "belongs to another comparison (seeds there is 3, here 4)" in one_line(capsys)
+    assert main([*arguments, "--seeds", "2", "--out", str(twice), "--resume"]) == 2
+    assert "belongs to another comparison (seeds there is 3, here 2)" in one_line(capsys)
     assert (twice / "results.json").exists()
+
+
+def test_a_comparison_may_grow_in_seeds(twice, tmp_path):
+    out = tmp_path / "grown"
+    shutil.copytree(twice, out)
+    before = json.loads((out / "results.json").read_text())
+    runs = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/*/result.json")}
+    arguments = ["compare", "--arms", "transformer,transformer", "--preset", "smoke"]
+    arguments += ["--out", str(out), "--resume"]
+    assert main([*arguments, "--seeds", "4"]) == 0
+    after = json.loads((out / "results.json").read_text())
+    assert {path: path.stat().st_mtime_ns for path in runs} == runs
+    assert after["seeds"] == [0, 1, 2, 3]
+    for earlier, later in zip(before["arms"], after["arms"], strict=True):
+        assert later["runs"][:3] == earlier["runs"], "what was measured stays, speed too"
+        assert [run["seed"] for run in later["runs"]] == [0, 1, 2, 3]
+    assert after["family"]["degrees_of_freedom"] == 3
+    assert after["wall_seconds"] > before["wall_seconds"]
+    assert after["peak_memory_bytes"] >= before["peak_memory_bytes"]
+    assert any("Seeds were added after results of 3" in note for note in after["notes"])
+    assert not any("Seeds were added" in note for note in before["notes"])
 
 
 def test_a_planted_handicap_is_found(tmp_path):
@@ -114,6 +150,12 @@ def one_line(capsys):
         (["--data", "{tmp}/latin.txt"], "data"),
         (["--data", "{tmp}/short.txt"], ""),
         (["--tokens", "9" * 40], "tokens: expected 1 to"),
+        (["--tokens", "1.5"], "--tokens: expected a whole number such as 2000000, 2e6 or 2M"),
+        (["--tokens", "1e999999999"], "--tokens: expected a whole number"),
+        (["--tokens", "1e-999999999"], "--tokens: expected a whole number"),
+        (["--tokens", "inf"], "--tokens: expected a whole number"),
+        (["--tokens", "M"], "--tokens: expected a whole number"),
+        (["--data", "{tmp}/table.csv"], "table.csv holds records, not text (.csv)"),
         (["--jobs", "0"], "jobs: expected at least 1, got 0"),
         (["--out", "/proc/nowhere/out"], "out: cannot write"),
         (["--out", "~nobody-of-this-name/out"], "out: expected a path"),
@@ -129,6 +171,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, capsys, arguments, mess
     (tmp_path / "few.txt").write_text(
         "\n\n".join(f"Line {i} of a short text. " * 60 for i in range(12))
     )
+    (tmp_path / "table.csv").write_text("id,text\n" + "1,words and words\n" * 5000)
     (tmp_path / "short.txt").write_text("Too short.\n\nEven with two paragraphs.\n")
     arguments = [argument.replace("{tmp}", str(tmp_path)) for argument in arguments]
     out = [] if "--out" in arguments else ["--out", str(tmp_path / "out")]
@@ -138,6 +181,29 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, capsys, arguments, mess
         code = stopped.code
     assert code == 2
     assert message in one_line(capsys)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        *(("16000", 16_000), ("16_000", 16_000), ("2e6", 2_000_000), ("2M", 2_000_000)),
+        *(("1.5k", 1500), ("1G", 10**9), ("1b", 10**9), ("9" * 40, 10**40 - 1)),
+    ],
+)
+def test_tokens_may_be_written_as_people_do(text, count):
+    assert _count(text) == count
+
+
+def test_help_explains_arms_and_presets_without_loading_the_rest():
+    code = "import sys; from diffattn.cli import main\ntry: main(['compare', '--help'])\n"
+    code += "except SystemExit: print('transformers' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    lines = " ".join(told.stdout.split())
+    assert told.stdout.splitlines()[-1] == "False"
+    for name in (*ARM_NAMES, *PRESET_NAMES):
+        assert f" {name} " in lines
+    assert get_preset("quick").about in lines
+    assert "N/2 heads of 2 D" in lines
 
 
 def command(out, *more):
@@ -187,7 +253,11 @@ def test_ctrl_c_stops_cleanly_and_kill_9_loses_nothing(tmp_path):
     assert steps == list(range(1, len(steps) + 1))
     results = json.loads((out / "results.json").read_text())
     assert {row["verdict"] for row in results["comparisons"]} == {"no difference"}
-    assert all(row["interval"] is None for row in results["comparisons"]), "one seed"
+    assert {row["reason"] for row in results["comparisons"]} == {"one seed gives no interval"}
+    assert all(row["interval"] is None for row in results["comparisons"])
+    sessions = json.loads((out / "sessions.json").read_text())
+    assert [session["finished"] for session in sessions] == [False, True], "not the killed one"
+    assert results["wall_seconds"] == sum(session["wall_seconds"] for session in sessions)
 
 
 def test_a_worker_that_is_killed_is_one_line(tmp_path):

@@ -249,6 +249,7 @@ def _comparison(values: dict[str, Any], arm: str, measure: dict[str, Any]) -> di
         "difference": difference,
         "interval": None if half is None else [difference - half, difference + half],
         "verdict": verdict,
+        "reason": "one seed gives no interval" if half is None else None,
         "smallest_detectable": half,
     }
 
@@ -280,6 +281,7 @@ def broken() -> Results:
     for item in results["comparisons"]:
         if item["arm"] == "diff-v1" and item["measure"] == "heldout_loss":
             item.update(difference=math.nan, interval=None, smallest_detectable=None)
+            item.update(verdict="no difference", reason="a value is missing or infinite")
     return results
 
 
@@ -438,17 +440,60 @@ def test_answer_separates_no_difference_from_no_value() -> None:
     for item in results["comparisons"]:
         item["verdict"] = "no difference"
     assert answer(results).arms[0].text == (": on all 10 measures this run shows no difference.")
-    results["comparisons"][0]["difference"] = None
+    results["comparisons"][0].update(difference=None, interval=None, reason="a value is missing")
     assert answer(results).arms[0].text == (
         ": on 9 of 10 measures this run shows no difference; "
-        "on 1 of 10 measures this run cannot tell (no interval or no value)."
+        "on 1 of 10 measures this run shows no difference (a value is missing)."
     )
 
 
-def test_one_seed_decides_nothing() -> None:
-    summary = answer(build_results(arms=2, seeds=1))
-    assert summary.arms[0].text.startswith(": on all 10 measures this run cannot tell")
-    assert "more seeds" in summary.explanations[0]
+def test_one_seed_is_no_difference_everywhere_with_the_reason() -> None:
+    results = build_results(arms=2, seeds=1)
+    summary = answer(results)
+    assert summary.arms[0].text == (
+        ": on all 10 measures this run shows no difference (one seed gives no interval)."
+    )
+    assert summary.explanations[0].startswith("One seed gives no interval, so this run cannot")
+    assert "--seeds 3 --resume" in summary.explanations[0]
+    rows = measure_table(results)
+    assert {(row.verdict, row.reason) for row in rows} == {
+        ("no difference", "one seed gives no interval")
+    }
+    page, table = render_report(results), terminal_table(results)
+    pills = re.findall(r'<span class="pill [^"]*">([^<]*)</span><small>([^<]*)', page)
+    assert pills == [("no difference", "one seed gives no interval")] * 10
+    for text in (text_of(page), table):
+        assert "cannot tell (no" not in text
+        assert "no interval" not in text.replace("gives no interval", "")
+
+
+@pytest.mark.parametrize("name", ["least", "broken values", "nothing measured"])
+def test_verdicts_of_the_page_are_those_of_the_results(name: str) -> None:
+    results = DEGENERATE[name]()
+    stored = {(c["arm"], c["measure"]): c["verdict"] for c in results["comparisons"]}
+    rows = measure_table(results)
+    assert {(row.arm, row.measure.name): row.verdict for row in rows} == stored
+    pills = re.findall(r'<span class="pill [^"]*">([^<]*)</span>', render_report(results))
+    assert sorted(pills) == sorted(stored.values())
+
+
+def test_intervals_of_shares_end_at_what_can_be() -> None:
+    results = build_results(arms=2)
+    told = " ".join(answer(results).explanations)
+    assert "cut at 100 points" not in told
+    assert "largest difference" not in told
+    for item in results["comparisons"]:
+        item.update(difference=0.1, interval=[-1.3, 1.5], smallest_detectable=1.4)
+    rows = {row.measure.name: row for row in measure_table(results)}
+    recall, loss = rows["recall"], rows["heldout_loss"]
+    assert recall.interval == "\N{MINUS SIGN}100.0 to +100.0"
+    assert (recall.raw_interval, recall.cut, recall.smallest) == ((-1.0, 1.0), True, "none")
+    assert loss.interval == "\N{MINUS SIGN}1.3000 to +1.5000"
+    assert (loss.cut, loss.smallest) == (False, "1.4000")
+    told = " ".join(answer(results).explanations)
+    assert "cut at 100 points" in told
+    assert "could not have detected even the largest difference there can be in recall; " in told
+    assert "140.0" not in told
 
 
 def test_page_escapes_what_it_is_given() -> None:
@@ -532,7 +577,8 @@ def test_missing_values_are_named() -> None:
     results = broken()
     rows = {(row.arm, row.measure.name): row for row in measure_table(results)}
     row = rows["diff-v1", "heldout_loss"]
-    assert (row.value, row.difference, row.interval, row.verdict) == ("n/a",) * 4
+    assert (row.value, row.difference, row.interval) == ("n/a",) * 3
+    assert (row.verdict, row.reason) == ("no difference", "a value is missing or infinite")
     assert rows["transformer-wide", "recall"].value == "n/a"
     assert "n/a" in terminal_table(results)
     assert "n/a" in list(svg_texts(plots.recall_heatmaps(results)))
@@ -548,6 +594,7 @@ def test_measure_table_rounds_and_names_units(results: Results) -> None:
     assert row.smallest == "20.0"
     assert row.measure.scale.difference_unit == "points"
     assert row.measure.scale.difference(0.0) == "0.0"
+    assert row.measure.scale.interval((0.0, 0.0)) == "0.0 to 0.0"
 
 
 @pytest.mark.parametrize(
@@ -595,6 +642,28 @@ def test_loss_falls_back_to_the_training_loss(results: Results) -> None:
 def test_lam_names_the_arms_that_have_none(results: Results) -> None:
     texts = list(svg_texts(plots.lam_by_layer(results)))
     assert "layer (no λ: Transformer; Transformer, half the heads)" in texts
+    layers = [text for text in texts if text.isdecimal()]
+    assert layers == ["0", "1", "2", "3", "4", "5"], "layers count from 0, as everywhere"
+
+
+@pytest.mark.parametrize(("points", "panels"), [(4, 1), (7, 1), (8, 2), (13, 2)])
+def test_few_points_are_not_enlarged(results: Results, points: int, panels: int) -> None:
+    results = copy.deepcopy(results)
+    for arm in results["arms"]:
+        for run in arm["runs"]:
+            measured = [point for point in run["curve"] if point["heldout_loss"] is not None]
+            run["curve"] = [point for point in run["curve"] if point not in measured[points:]]
+    texts = list(svg_texts(plots.loss_over_tokens(results)))
+    assert ("the second half, enlarged" in texts) == (panels == 2)
+
+
+def test_page_says_how_many_documents_were_read(results: Results) -> None:
+    results = copy.deepcopy(results)
+    assert ("documents, training", "900") in report._data(results)
+    results["data"].update(documents_train_given=2100, documents_heldout_given=233)
+    text = text_of(render_report(results))
+    assert "documents, training 900 of 2,100" in text
+    assert "documents, held out 100 of 233" in text
 
 
 def test_figures_name_what_to_install(monkeypatch: pytest.MonkeyPatch, results: Results) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from diffattn.data import Document, load_documents, split_documents
+from diffattn.data import Document, corpus_digest, load_documents, split_documents
 from diffattn.errors import UserError
 
 
@@ -156,6 +156,39 @@ def test_bad_files(tmp_path: Path, name: str, content: bytes, expected: str) -> 
     message = message_of(tmp_path / name)
     assert expected in message
     assert name in message
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("a.json", ".json"),
+        ("a.JSON", ".json"),
+        ("a.ndjson", ".ndjson"),
+        ("a.JSONL", ".jsonl"),
+        ("a.jsonl.zst", ".jsonl"),
+        ("a.csv", ".csv"),
+        ("a.csv.gz", ".csv"),
+        ("a.tsv", ".tsv"),
+        ("a.parquet", ".parquet"),
+        ("a.arrow", ".arrow"),
+        ("a.xlsx", ".xlsx"),
+    ],
+)
+def test_records_are_not_trained_on_as_text(tmp_path: Path, name: str, kind: str) -> None:
+    (tmp_path / name).write_text('{"text": "x"}\n' * 2000)
+    message = message_of(tmp_path / name)
+    assert f"{name} holds records, not text ({kind}); expected a text file, a .jsonl" in message
+    assert 'one {"text": ...} a line' in message
+
+
+def test_digest_of_a_corpus_is_of_its_texts() -> None:
+    documents = some_documents(20)
+    renamed = [Document("x", document.text) for document in reversed(documents)]
+    assert corpus_digest(documents) == corpus_digest(renamed)
+    changed = [*documents[1:], Document("0", documents[0].text + ".")]
+    assert corpus_digest(changed) != corpus_digest(documents)
+    assert corpus_digest(documents[1:]) != corpus_digest(documents)
+    assert corpus_digest([*documents, documents[0]]) != corpus_digest(documents)
 
 
 def test_missing_path(tmp_path: Path) -> None:

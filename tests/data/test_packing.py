@@ -130,7 +130,7 @@ def test_rewriting_replaces_both_files(tmp_path: Path) -> None:
 
 
 def test_nothing_to_write(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^data: 0 documents"):
+    with pytest.raises(UserError, match=r"^data: expected tokens .*documents: 0\)"):
         write_tokens([], TOKENIZER, tmp_path / "t.bin")
     assert list(tmp_path.iterdir()) == []
 
@@ -155,6 +155,10 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
             TokenFile.open(path)
     sidecar.write_text(record)
     assert TokenFile.open(path).tokens == file.tokens
+    file.verify()
+    path.write_bytes(bytes([payload[0] ^ 1]) + payload[1:])
+    with pytest.raises(UserError, match=r"^token file: .*t\.bin is damaged: expected SHA-256"):
+        TokenFile.open(path).verify()
 
 
 def test_pickle_carries_the_path_alone(tokens: TokenFile) -> None:

@@ -6,6 +6,7 @@ The first process writes OUT/found.json and prints the largest differences of lo
 """
 
 import json
+import math
 import sys
 import warnings
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 import transformers
 from safetensors.torch import load_file
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from transformers.distributed import DistributedConfig
 
@@ -25,6 +26,7 @@ from tiny import tokens
 
 from diffattn.errors import UserError
 from diffattn.models import DiffTransformerForCausalLM
+from diffattn.nn import Fp32Module
 from diffattn.training import Interrupted, TrainConfig, train
 
 # enough key/value heads for two processes, and fewer of them than query heads
@@ -97,14 +99,19 @@ def gradients(model):
 
 
 def differences(logits, grads, expected, expected_grads):
-    """For the logits and each gradient: the largest difference, and the largest expected number."""
+    """The largest difference in any process, and the largest number expected there.
+
+    Of the logits and of each gradient, by the parameter's name.
+    """
     pairs = {"logits": (logits, expected)}
     pairs |= {name: (grads[name], grad) for name, grad in expected_grads.items()}
     found = {}
     for name, (here, there) in pairs.items():
-        error = float("nan") if here is None else (here - there).abs().max().item()
-        found[name] = (error, there.abs().max().item())
-    return found
+        error = there.new_tensor(math.inf) if here is None else (here - there).abs().max()
+        found[name] = (error.nan_to_num(nan=math.inf).item(), there.abs().max().item())
+    each = [found] * dist.get_world_size()
+    dist.all_gather_object(each, found)
+    return {name: max(of_one[name] for of_one in each) for name in found}
 
 
 def wrapped(case, arm):
@@ -196,6 +203,39 @@ def refusal(out):
     return "nothing"
 
 
+def precision(out):
+    """Dtypes of lambda's vectors in the forward pass of sharded bf16 models, or what refuses."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+    def loaded_in_bf16():
+        return DiffTransformerForCausalLM.from_pretrained(
+            out / "v1", dtype=torch.bfloat16, distributed_config=DistributedConfig(fsdp_size=2)
+        )
+
+    def under_a_policy():
+        model = build("v1")
+        for module in model.modules():
+            if isinstance(module, Fp32Module):
+                fully_shard(module)
+        for layer in model.model.layers:
+            fully_shard(layer, mp_policy=policy)
+        fully_shard(model, mp_policy=policy)
+        return model
+
+    seen = {}
+    for make in (loaded_in_bf16, under_a_policy):
+        try:
+            model = make()
+            lam = model.model.layers[0].self_attn.lam
+            dtypes = []
+            lam.register_forward_hook(lambda module, *_: dtypes.append(module.lambda_q1.dtype))  # noqa: B023
+            logits = run(model, tokens())
+            seen[make.__name__] = [str(logits.dtype), *{str(dtype) for dtype in dtypes}]
+        except AssertionError as error:
+            seen[make.__name__] = str(error)
+    return seen
+
+
 class Rows:
     """Random rows of tokens, in the order of training."""
 
@@ -259,6 +299,7 @@ def main(out):
     for case in CLOSER:
         same |= generate(case, out)
     result = {"differences": found, "same": same, "refusal": refusal(out)}
+    result["precision"] = precision(out)
     result["training"] = train_and_resume(out)
     if dist.get_rank() == 0:
         (out / "found.json").write_text(json.dumps(result, indent=1))

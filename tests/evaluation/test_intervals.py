@@ -73,6 +73,7 @@ def test_one_seed_has_no_interval():
         assert comparison.interval is None
         assert comparison.smallest_detectable is None
         assert comparison.verdict == "no difference"
+        assert comparison.reason == "one seed gives no interval"
 
 
 def test_more_comparisons_widen_the_interval():
@@ -114,6 +115,7 @@ def test_an_arm_that_diverged_decides_nothing_for_the_others(bad):
     assert fine == alone[0]
     assert lost.interval is None
     assert lost.verdict == "no difference"
+    assert (fine.reason, lost.reason) == (None, "a value is missing or infinite")
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
-"""Padding, packed documents and causality under every attention name that runs here."""
+"""Padding, windows and packed documents in each row of a batch."""
 
 import pytest
 import tiny
 import torch
 import torch.nn.functional as F
-from transformers import DynamicCache
+from transformers import DynamicCache, StaticCache
 
 NAMES = ["eager", "sdpa"]
 CLOSE = {"rtol": 0, "atol": 1e-5}
@@ -18,37 +18,29 @@ def test_eager_equals_sdpa(kind):
     torch.testing.assert_close(eager, sdpa, **CLOSE)
 
 
-def left_padded(prompts, width):
-    ids = torch.zeros(len(prompts), width, dtype=torch.long)
-    mask = torch.zeros(len(prompts), width, dtype=torch.long)
-    for row, prompt in enumerate(prompts):
-        ids[row, width - len(prompt) :] = prompt
-        mask[row, width - len(prompt) :] = 1
-    return ids, mask
-
-
-@pytest.mark.parametrize("attn", NAMES)
-@pytest.mark.parametrize("kind", list(tiny.KINDS))
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(("kind", "attn"), tiny.CASES)
 @torch.no_grad()
-def test_left_padded_prompts_equal_solo_runs(kind, attn):
+def test_padded_prompts_equal_solo_runs(kind, attn, side):
+    """Lengths 3 and 6; positions are counted from the mask."""
     model = tiny.model(kind, attn)
     prompts = [tiny.tokens(1, length, seed=length)[0] for length in (3, 6)]
-    ids, mask = left_padded(prompts, 8)
+    ids, mask = tiny.padded(prompts, 8, side)
     logits = model(ids, attention_mask=mask).logits
     assert logits.isfinite().all()
     for row, prompt in enumerate(prompts):
         solo = model(prompt[None]).logits[0]
-        torch.testing.assert_close(logits[row, -len(prompt) :], solo, **CLOSE)
+        torch.testing.assert_close(logits[row, mask[row] == 1], solo, **CLOSE)
 
 
 @pytest.mark.parametrize("attn", NAMES)
-@pytest.mark.parametrize("kind", tiny.ONE_OF_EACH)
+@pytest.mark.parametrize("kind", [*tiny.ONE_OF_EACH, "v1 sliding", "mixed windows"])
 @torch.no_grad()
 def test_left_padded_prompts_in_cached_steps_equal_solo_runs(kind, attn):
     """Positions of a step are counted from the mask alone; none are given."""
     model = tiny.model(kind, attn)
     prompts = [tiny.tokens(1, length, seed=length)[0] for length in (4, 8)]
-    ids, mask = left_padded(prompts, 8)
+    ids, mask = tiny.padded(prompts, 8)
     cache, parts = DynamicCache(config=model.config), []
     for stop in (6, 7, 8):
         step = slice(len(parts) and stop - 1, stop)
@@ -60,30 +52,32 @@ def test_left_padded_prompts_in_cached_steps_equal_solo_runs(kind, attn):
         torch.testing.assert_close(logits[row, -len(prompt) :], solo, **CLOSE)
 
 
+def show_windows(model, window):
+    """Hand every layer a causal mask, with a window where the layer's type says so."""
+    for layer, kind in zip(model.model.layers, model.config.layer_types, strict=True):
+        w = window if kind == "sliding_attention" else 99
+
+        def by_hand(module, args, kwargs, w=w):
+            place = torch.arange(args[0].shape[1])
+            distance = place[:, None] - place
+            return args, {
+                **kwargs,
+                "attention_mask": ((distance >= 0) & (distance < w))[None, None],
+            }
+
+        layer.self_attn.register_forward_pre_hook(by_hand, with_kwargs=True)
+
+
 @pytest.mark.parametrize("attn", NAMES)
-@pytest.mark.parametrize("kind", tiny.ONE_OF_EACH)
+@pytest.mark.parametrize("kind", ["v1 sliding", "mixed windows"])
 @torch.no_grad()
-def test_left_padded_generation_equals_solo_generation(kind, attn):
-    model = tiny.model(kind, attn)
-    prompts = [tiny.tokens(1, length, seed=length)[0] for length in (3, 6)]
-    ids, mask = left_padded(prompts, 6)
-    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
-    both = model.generate(ids, attention_mask=mask, **options)
-    for row, prompt in enumerate(prompts):
-        solo = model.generate(
-            prompt[None], attention_mask=torch.ones(1, len(prompt), dtype=torch.long), **options
-        )
-        assert torch.equal(both[row, 6:], solo[0, len(prompt) :])
-
-
-@pytest.mark.parametrize("attn", NAMES)
-@pytest.mark.parametrize("kind", ["v1", "v2", "grouped"])
-def test_padding_gives_finite_gradients(kind, attn):
-    model = tiny.model(kind, attn).train()
-    ids, mask = left_padded([tiny.tokens(1, 3)[0], tiny.tokens(1, 6)[0]], 8)
-    labels = ids.masked_fill(mask == 0, -100)
-    model(ids, attention_mask=mask, labels=labels).loss.backward()
-    assert all(p.grad.isfinite().all() for p in model.parameters())
+def test_windows_equal_masks_made_by_hand(kind, attn):
+    model, ids = tiny.model(kind, attn), tiny.tokens(2, 12)
+    got = model(ids).logits
+    wide = tiny.model(kind, attn, sliding_window=99)
+    assert (wide(ids).logits - got)[:, 4:].abs().amax(-1).min() > 0.01
+    show_windows(wide, window=4)
+    torch.testing.assert_close(got, wide(ids).logits, **CLOSE)
 
 
 @pytest.mark.parametrize("use_cache", [False, True], ids=["no-cache", "cache"])
@@ -123,46 +117,58 @@ def test_packed_documents_stay_apart_whatever_else_is_given(given):
     torch.testing.assert_close(got, want, **CLOSE)
 
 
-@pytest.mark.parametrize("attn", NAMES)
-@pytest.mark.parametrize("kind", list(tiny.KINDS))
-@torch.no_grad()
-def test_a_later_token_never_changes_earlier_logits(kind, attn):
-    model, ids = tiny.model(kind, attn), tiny.tokens(1, 10)
-    variants = ids.repeat(9, 1)  # row t differs from the first in token t + 1
-    for t in range(9):
-        variants[t, t + 1] = (ids[0, t + 1] + 7) % tiny.VOCABULARY
-    base, changed = model(ids).logits[0], model(variants).logits
-    for t in range(9):
-        torch.testing.assert_close(changed[t, : t + 1], base[: t + 1], **CLOSE)
-        assert (changed[t, t + 1] - base[t + 1]).abs().max() > 1e-3
+FLAT = {
+    "cu_seq_lens_q": torch.tensor([0, 3, 8], dtype=torch.int32),
+    "cu_seq_lens_k": torch.tensor([0, 3, 8], dtype=torch.int32),
+    "max_length_q": 5,
+    "max_length_k": 5,
+}
 
 
-@pytest.mark.parametrize("attn", NAMES)
-@pytest.mark.parametrize("kind", ["v1", "v2"])
-def test_a_later_token_never_changes_earlier_logits_in_training(kind, attn):
-    model, ids = tiny.model(kind, attn).train(), tiny.tokens(1, 10)
-    embeds = model.get_input_embeddings()(ids).detach().requires_grad_()
-    model(inputs_embeds=embeds).logits[0, 4].sum().backward()
-    assert embeds.grad[0, :5].abs().amax(-1).min() > 0
-    assert (embeds.grad[0, 5:] == 0).all()
-
-
+@pytest.mark.parametrize("positions", ["none", "anew", "counting on"])
+@pytest.mark.parametrize("kind", ["softmax", "v1", "v2", "mixed windows"])
 @pytest.mark.parametrize("attn", NAMES)
 @torch.no_grad()
-def test_a_prepared_mask_of_four_axes_is_used_as_it_is(attn):
-    model, ids = tiny.model("v1", attn), tiny.tokens(1, 6)
-    visible = torch.ones(1, 1, 6, 6, dtype=torch.bool).tril()
-    prepared = torch.zeros(1, 1, 6, 6).masked_fill(~visible, torch.finfo(torch.float32).min)
-    got = model(ids, attention_mask=prepared).logits
-    torch.testing.assert_close(got, model(ids).logits, **CLOSE)
+def test_cumulative_lengths_keep_documents_apart(kind, attn, positions):
+    """The arguments of flash attention; transformers' eager and sdpa pass them over."""
+    model = tiny.model(kind, attn)
+    documents = [tiny.tokens(1, length, seed=length) for length in (3, 5)]
+    given = {"anew": [0, 1, 2, 0, 1, 2, 3, 4], "counting on": list(range(8))}.get(positions)
+    if given is not None:
+        given = torch.tensor([given])
+    packed = model(torch.cat(documents, dim=1), position_ids=given, **FLAT).logits
+    for document, logits in zip(documents, packed.split((3, 5), dim=1), strict=True):
+        torch.testing.assert_close(logits, model(document).logits, **CLOSE)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("kind", ["v1", "v2", "mixed windows"])
+@torch.no_grad()
+def test_a_cached_chunk_may_end_one_document_and_begin_another(kind, cache):
+    """Documents of 5 and 4 in chunks of 3 and 6: what is cached belongs to the first."""
+    model = tiny.model(kind)
+    documents = [tiny.tokens(1, length, seed=length) for length in (5, 4)]
+    ids = torch.cat(documents, dim=1)
+    positions = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3]])
+    if cache == "static":
+        cache = StaticCache(config=model.config, max_cache_len=11)
+    else:
+        cache = DynamicCache(config=model.config)
+    parts = [
+        model(ids[:, part], position_ids=positions[:, part], cache=cache, use_cache=True).logits
+        for part in (slice(3), slice(3, 9))
+    ]
+    logits = torch.cat(parts, dim=1).split((5, 4), dim=1)
+    for document, packed in zip(documents, logits, strict=True):
+        torch.testing.assert_close(packed, model(document).logits, **CLOSE)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["v1", "v2"])
-@torch.no_grad()
-def test_flex_attention_equals_eager(kind):
-    """Forward alone, as torch has no backward of it on a CPU; compiling takes a minute."""
-    model = tiny.model(kind, "flex_attention").requires_grad_(False)
-    ids = tiny.tokens(2, 20)
-    want = tiny.model(kind, "eager")(ids).logits
-    torch.testing.assert_close(model(ids).logits, want, rtol=0, atol=1e-4)
+@pytest.mark.parametrize("attn", NAMES)
+def test_packed_documents_train_in_one_graph(attn):
+    model, ids = tiny.model("mixed windows", attn).train(), tiny.tokens(1, 8)
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    want = model(ids, position_ids=positions, use_cache=False).logits
+    got = compiled(ids, position_ids=positions, use_cache=False).logits
+    torch.testing.assert_close(got, want, **CLOSE)

@@ -14,6 +14,7 @@ from diffattn.ops import (
     subtract_maps,
 )
 
+pytestmark = pytest.mark.laws
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 impls = st.sampled_from(IMPLEMENTATIONS)
 lams = st.floats(-1.5, 1.5, allow_nan=False)

@@ -11,6 +11,7 @@ from operands import Geometry, geometries
 
 from diffattn.ops import IMPLEMENTATIONS, diff_attention, diff_attention_maps, softmax_attention
 
+pytestmark = pytest.mark.laws
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 impls = st.sampled_from(IMPLEMENTATIONS)
 

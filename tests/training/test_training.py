@@ -1,6 +1,8 @@
 """Training: order, groups, exact resume, checkpoints, monitor."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -112,13 +114,45 @@ def test_a_half_written_checkpoint_is_passed_over(tmp_path):
     assert latest_checkpoint(tmp_path).name == "checkpoint-6"
 
 
+def test_a_checkpoint_that_changed_at_equal_size_is_passed_over(tmp_path, caplog):
+    with pytest.raises(Interrupted):
+        train(tiny_model(), Stream(), config(), tmp_path, should_stop=stop_after(5))
+    assert latest_checkpoint(tmp_path).name == "checkpoint-5"
+    for damaged in (MARKER, "optimizer.pt"):
+        path = tmp_path / "checkpoint-5" / damaged
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-50] + bytes([whole[-50] ^ 1]) + whole[-49:])
+        caplog.clear()
+        assert latest_checkpoint(tmp_path).name == "checkpoint-4"
+        assert "checkpoint-5 is damaged" in caplog.text
+        path.write_bytes(whole)
+    assert latest_checkpoint(tmp_path).name == "checkpoint-5"
+    (tmp_path / "checkpoint-5" / MARKER).unlink()  # never finished: nothing to tell
+    caplog.clear()
+    assert latest_checkpoint(tmp_path).name == "checkpoint-4"
+    assert caplog.text == ""
+
+
+def test_the_note_on_a_damaged_checkpoint_reaches_standard_error(tmp_path):
+    (tmp_path / "checkpoint-1").mkdir()
+    (tmp_path / "checkpoint-1" / MARKER).write_text('{"gone": ""}')
+    code = f"from diffattn.training import latest_checkpoint; latest_checkpoint({tmp_path!r})"
+    code = "from pathlib import PosixPath; " + code
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "checkpoint-1 is damaged" in told.stderr.splitlines()[-1]
+    assert told.stdout == ""
+
+
 def test_a_marker_vouches_for_every_file(tmp_path):
     folder = tmp_path / "checkpoint-1"
     folder.mkdir()
     (folder / "weights").write_bytes(b"12345")
+    (folder / (MARKER + ".draft")).write_text("left by a kill")
     assert not is_complete(folder)
     mark_complete(folder)
     assert is_complete(folder)
+    (folder / "weights").write_bytes(b"12344")
+    assert not is_complete(folder)
     (folder / "weights").unlink()
     assert not is_complete(folder)
     (folder / MARKER).write_text("{")

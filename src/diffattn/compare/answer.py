@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from diffattn.compare.numbers import MISSING, number, plural, with_unit
+from diffattn.compare.numbers import number, plural, with_unit
 from diffattn.compare.rows import (
     DECIDED,
     HEADLINES,
     NO_DIFFERENCE,
-    UNDECIDED,
     VERDICTS,
     MeasureRow,
     Results,
@@ -92,13 +91,12 @@ def _sentence(rows: Sequence[MeasureRow], counts: Mapping[str, int]) -> str:
             of_total = "" if parts else f" of {total}"
             chosen = [row.measure.label for row in rows if row.verdict == verdict]
             parts.append(f"{verdict} on {counts[verdict]}{of_total} ({_names(chosen)})")
-    same, unknown = counts[NO_DIFFERENCE], counts[UNDECIDED] + counts[MISSING]
     clauses = [f" is {', '.join(parts)}"] if parts else []
-    if same:
-        clauses.append(f"on {_where(same, total, parts, unknown)} this run shows no difference")
-    if unknown:
-        where = _where(unknown, total, parts, same)
-        clauses.append(f"on {where} this run cannot tell (no interval or no value)")
+    reasons = Counter(row.reason for row in rows if row.verdict == NO_DIFFERENCE)
+    for reason, count in sorted(reasons.items()):
+        where = _where(count, total, parts, counts[NO_DIFFERENCE] - count)
+        why = f" ({reason})" if reason else ""
+        clauses.append(f"on {where} this run shows no difference{why}")
     return f"{'' if parts else ': '}{'; '.join(clauses)}."
 
 
@@ -122,8 +120,8 @@ def _names(names: Sequence[str]) -> str:
 def _explanations(results: Results, rows: Sequence[MeasureRow], seeds: str) -> list[str]:
     if all(row.raw_interval is None for row in rows):
         return [
-            f"With {seeds} there is no interval, so this run cannot tell a difference between "
-            "the arms from chance: run it again with more seeds."
+            f"{rows[0].reason.capitalize()}, so this run cannot tell a difference between the arms "
+            "from chance: add seeds, as in --seeds 3 --resume."
         ]
     sentences = [
         "“No difference” means that the interval of the difference contains zero. It does not "
@@ -134,6 +132,16 @@ def _explanations(results: Results, rows: Sequence[MeasureRow], seeds: str) -> l
         sentences.append(
             f"With {seeds}, the smallest differences this run could have detected are "
             f"{', '.join(detectable)}; anything smaller goes unseen."
+        )
+    unseen = [row.measure.label for row in rows if row.raw_smallest > row.measure.scale.largest]
+    if unseen:
+        sentences.append(
+            f"It could not have detected even the largest difference there can be in "
+            f"{_names(list(dict.fromkeys(unseen)))}."
+        )
+    if any(row.cut for row in rows):
+        sentences.append(
+            "Intervals of percentages are cut at 100 points, beyond which no difference can lie."
         )
     shared = family(results)
     level = number(shared.get("level"))
@@ -153,6 +161,8 @@ def _detectable(rows: Sequence[MeasureRow]) -> list[str]:
         chosen = [r for r in rows if r.measure.name == headline and not math.isnan(r.raw_smallest)]
         if chosen:
             largest = max(chosen, key=lambda row: row.raw_smallest)
-            size = largest.measure.scale.size(largest.raw_smallest, unit=True)
-            texts.append(f"{size} in {largest.measure.label}")
+            scale = largest.measure.scale
+            if largest.raw_smallest <= scale.largest:
+                size = scale.size(largest.raw_smallest, unit=True)
+                texts.append(f"{size} in {largest.measure.label}")
     return texts

@@ -1,7 +1,7 @@
 """The architectures that a comparison can train."""
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from diffattn.errors import UserError
 
@@ -14,6 +14,8 @@ class Arm:
     """Unique in the comparison; also the name of its folder."""
     label: str
     """For people."""
+    about: str
+    """Its heads, where a Transformer of the same width has N heads of D."""
     attention: str
     """Kind of attention, as in `DiffTransformerConfig`."""
     head_divisor: int = 1
@@ -27,16 +29,37 @@ class Arm:
 _ARMS = {
     arm.name: arm
     for arm in (
-        Arm(name="transformer", label="Transformer", attention="softmax"),
+        Arm(
+            name="transformer",
+            label="Transformer",
+            about="softmax attention, N heads of D",
+            attention="softmax",
+        ),
         Arm(
             name="transformer-wide",
             label="Transformer, half the heads",
+            about="softmax attention, N/2 heads of 2 D",
             attention="softmax",
             head_divisor=2,
         ),
-        Arm(name="diff-v1", label="Diff V1", attention="v1"),
-        Arm(name="diff-v2", label="Diff V2", attention="v2"),
-        Arm(name="diff-grouped", label="Diff grouped 2:1", attention="grouped"),
+        Arm(
+            name="diff-v1",
+            label="Diff V1",
+            about="differential attention, N/2 pairs of D with values of 2 D (arXiv 2410.05258)",
+            attention="v1",
+        ),
+        Arm(
+            name="diff-v2",
+            label="Diff V2",
+            about="differential attention, N outputs, 2 N queries of D on N keys (authors, 2026)",
+            attention="v2",
+        ),
+        Arm(
+            name="diff-grouped",
+            label="Diff grouped 2:1",
+            about="as diff-v1, one noise head for two signal heads (arXiv 2510.06949)",
+            attention="grouped",
+        ),
     )
 }
 _ALIASES = {
@@ -48,6 +71,7 @@ _ALIASES = {
 }
 
 DEFAULT_ARMS = "transformer,transformer-wide,diff-v1,diff-v2"
+ARMS = tuple(_ARMS.values())
 ARM_NAMES = tuple(_ARMS)
 
 
@@ -70,7 +94,12 @@ def parse_arms(text: str) -> list[Arm]:
         arm = _parse_arm(entry)
         repeats = sum(other.name.split("#")[0] == arm.name for other in arms)
         if repeats:
-            arm = _renamed(arm, f"{arm.name}#{repeats + 1}", f"{arm.label} ({repeats + 1})")
+            arm = replace(
+                arm,
+                name=f"{arm.name}#{repeats + 1}",
+                label=f"{arm.label} ({repeats + 1})",
+                own_start=True,
+            )
         arms.append(arm)
     if len(arms) < 2:
         raise UserError(f"arms: expected at least two, separated by commas, got {text!r}")
@@ -96,21 +125,9 @@ def _parse_arm(entry: str) -> Arm:
         factor = float("nan")
     if setting.strip() != "lr" or not 0 < factor < float("inf"):
         raise UserError(f"arms: expected {name}:lr=FACTOR with a factor above 0, got {entry!r}")
-    return Arm(
+    return replace(
+        arm,
         name=f"{arm.name}@lr{factor:g}",
         label=f"{arm.label}, lr x {factor:g}",
-        attention=arm.attention,
-        head_divisor=arm.head_divisor,
         lr_factor=factor,
-    )
-
-
-def _renamed(arm: Arm, name: str, label: str) -> Arm:
-    return Arm(
-        name=name,
-        label=label,
-        attention=arm.attention,
-        head_divisor=arm.head_divisor,
-        lr_factor=arm.lr_factor,
-        own_start=True,
     )

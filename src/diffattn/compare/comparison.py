@@ -5,26 +5,28 @@ import shlex
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 
 from diffattn import __version__
 from diffattn.compare.arms import DEFAULT_ARMS, parse_arms
 from diffattn.compare.corpus import Corpus, prepare_corpus
+from diffattn.compare.numbers import plural
 from diffattn.compare.plan import ComparePlan, OutputFolder, said_plainly, write_json
-from diffattn.compare.pool import Workers, execute_runs
+from diffattn.compare.pool import Workers, execute_runs, unfinished_runs
 from diffattn.compare.presets import get_preset
 from diffattn.compare.report import write_report
 from diffattn.compare.results import collect_results
-from diffattn.compare.run import check_text, peak_memory_bytes, read_result, started_model
-from diffattn.data import Windows
+from diffattn.compare.run import check_text, peak_memory_bytes, read_result
+from diffattn.compare.sessions import earlier_looks, read_sessions, recorded_session, summary
+from diffattn.compare.speed import measure_rates, rates_by_arm, read_rates
 from diffattn.errors import UserError
-from diffattn.evaluation import training_rates
+
+_SPEED = "speed.json"
+_SESSIONS = "sessions.json"
 
 
 def compare(
@@ -46,7 +48,7 @@ def compare(
         out: folder for `results.json`, `report.html`, the runs and their models.
         arms: names separated by commas, see `parse_arms`; the first is the baseline.
         preset: "smoke", "quick", "laptop" or "gpu".
-        seeds: number of seeds; each is trained in every arm.
+        seeds: number of seeds; each is trained in every arm. On a resume it may have grown.
         data: text to train on: a file, a folder, a JSONL or a saved data set; None is the
             bundled corpus.
         tokenizer: folder of a tokenizer with BOS and EOS; None trains one on the training text.
@@ -79,27 +81,24 @@ def compare(
     with folder.locked():
         corpus = prepare_corpus(plan, folder.data)
         check_text(plan, corpus)
+        folder.adopt(plan)
         say(_announcement(plan, corpus, workers))
-        execute_runs(plan, folder, workers)
-        say("measuring training speed, arms in turn")
-        rates = _rates(plan, corpus)
+        _work(plan, folder, corpus, workers, started=started, say=say)
+        rates = rates_by_arm(plan, read_rates(plan, folder.path / _SPEED))
+        sessions = read_sessions(folder.path / _SESSIONS)
         records = {
             arm.name: [read_result(folder.run(arm, seed)) or {} for seed in range(plan.seeds)]
             for arm in plan.arms
         }
+        looks = earlier_looks(sessions, plan.seeds)
         results = {
             "title": " against ".join((plan.arms[-1].label, plan.arms[0].label))
             if len(plan.arms) == 2
             else f"{len(plan.arms)} kinds of attention compared",
             "command": _command(plan, folder.path),
             "version": __version__,
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": _machine(workers),
-            **collect_results(plan, corpus, records, rates),
-            "peak_memory_bytes": peak_memory_bytes()
-            + workers.jobs
-            * max(run["peak_memory_bytes"] for runs in records.values() for run in runs),
-            "wall_seconds": time.monotonic() - started,
+            **collect_results(plan, corpus, records, rates, looks),
+            **summary(sessions),
         }
         with said_plainly(folder.path):
             write_json(folder.path / "results.json", results)
@@ -116,26 +115,49 @@ def _path(name: str, path: str | Path) -> Path:
         raise UserError(f"{name}: expected a path, got {str(path)!r}: {error}") from error
 
 
-def _rates(plan: ComparePlan, corpus: Corpus) -> dict[str, np.ndarray]:
-    """Tokens per second of every arm [seeds, 1], the median of rounds, on training text."""
-    preset = plan.preset
-    windows = Windows(corpus.train, preset.length, seed=0)
-    ids = torch.as_tensor(np.stack([windows[index] for index in range(preset.rows_per_step)]))
-    rates = []
-    for seed in range(plan.seeds):
-        models = [started_model(plan, arm, seed, corpus) for arm in plan.arms]
-        rates.append(np.median(training_rates(models, ids, rounds=preset.speed_rounds), axis=1))
-    return {arm.name: np.stack(rates)[:, place, None] for place, arm in enumerate(plan.arms)}
+def _work(
+    plan: ComparePlan,
+    folder: OutputFolder,
+    corpus: Corpus,
+    workers: Workers,
+    *,
+    started: float,
+    say: Callable[[str], None],
+) -> None:
+    """Train and measure what is left; where nothing is, leave no trace."""
+    todo = unfinished_runs(plan, folder)
+    timed = len(read_rates(plan, folder.path / _SPEED)) == plan.seeds
+    if not todo and timed and read_sessions(folder.path / _SESSIONS):
+        return
+
+    def peak() -> int:
+        results = [read_result(folder.run(arm, seed)) for arm, seed in todo]
+        peaks = [result["peak_memory_bytes"] for result in results if result is not None]
+        return peak_memory_bytes() + workers.jobs * max(peaks, default=0)
+
+    with recorded_session(
+        folder.path / _SESSIONS,
+        started=started,
+        seeds=plan.seeds,
+        machine=_machine(workers),
+        peak_memory_bytes=peak,
+    ):
+        execute_runs(plan, folder, workers)
+        if not timed:
+            say("measuring training speed, arms in turn")
+            measure_rates(plan, corpus, folder.path / _SPEED)
 
 
 def _announcement(plan: ComparePlan, corpus: Corpus, workers: Workers) -> str:
     facts = corpus.facts
+    processes = plural(workers.jobs, "process", "processes")
     return (
-        f"{len(plan.arms)} arms x {plan.seeds} seed(s), {plan.training_steps} steps of "
-        f"{plan.tokens_per_step:,.0f} tokens each; {facts['source']}: "
-        f"{facts['documents_train']} documents ({facts['tokens_train']:,} tokens) to train on, "
-        f"{facts['documents_heldout']} held out; {workers.jobs} process(es) of "
-        f"{workers.threads} thread(s)"
+        f"{len(plan.arms)} arms x {plural(plan.seeds, 'seed')}, {plan.training_steps} steps of "
+        f"{plan.tokens_per_step:,.0f} tokens each; {facts['source']}: {facts['documents_train']} "
+        f"of {plural(facts['documents_train_given'], 'document')} to train on "
+        f"({facts['tokens_train']:,} tokens), {facts['documents_heldout']} of "
+        f"{facts['documents_heldout_given']} held out; {processes} of "
+        f"{plural(workers.threads, 'thread')}"
     )
 
 

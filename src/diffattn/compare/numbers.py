@@ -20,12 +20,14 @@ class Scale:
         decimals: The digits after the point.
         suffix: What follows a value.
         difference_unit: The unit of a difference between two values.
+        largest: The largest difference that there can be.
     """
 
     factor: float
     decimals: int
     suffix: str = ""
     difference_unit: str = ""
+    largest: float = math.inf
 
     def value(self, value: object) -> str:
         """Prints a value, or 'n/a' where there is none."""
@@ -54,7 +56,17 @@ class Scale:
             return MISSING
         low, high = (self.factor * end for end in interval)
         digits = self._digits(max(abs(low), abs(high)))
-        return f"{low:+,.{digits}f} to {high:+,.{digits}f}".replace("-", MINUS)
+        ends = (f"{end:{'+' if end else ''},.{digits}f}" for end in (low, high))
+        return " to ".join(ends).replace("-", MINUS)
+
+    def possible(self, interval: tuple[float, float]) -> tuple[float, float]:
+        """Cuts an interval to the differences that there can be."""
+        low, high = (max(-self.largest, min(self.largest, end)) for end in interval)
+        return low, high
+
+    def smallest(self, size: float) -> str:
+        """Prints the smallest difference that could be detected, 'none' where none could."""
+        return "none" if size > self.largest else self.size(size)
 
     def size(self, size: float, *, unit: bool = False) -> str:
         """Prints how large a difference is, without a sign."""
@@ -71,7 +83,7 @@ class Scale:
 def scale_of(unit: str) -> Scale:
     """Says how the numbers of a unit are printed: shares as percentages, for one."""
     if unit == "share":
-        return Scale(100.0, 1, "%", "points")
+        return Scale(100.0, 1, "%", "points", largest=1.0)
     return Scale(1.0, 0 if unit == "tokens/s" else 4, difference_unit=unit)
 
 
@@ -87,9 +99,9 @@ def with_unit(text: str, unit: str) -> str:
     return f"{text}{SPACE}{unit}" if unit else text
 
 
-def plural(count: int, noun: str) -> str:
-    """Prints a count with its noun: '1 seed', '3 seeds'."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+def plural(count: int, noun: str, many: str = "") -> str:
+    """Prints a count with its noun: '1 seed', '3 seeds', '2 processes'."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {many or f'{noun}s'}"
 
 
 def count_text(value: object) -> str:

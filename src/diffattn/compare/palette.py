@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from diffattn.compare.numbers import MISSING
-from diffattn.compare.rows import BETTER, NO_DIFFERENCE, UNDECIDED, WORSE
+from diffattn.compare.rows import BETTER, NO_DIFFERENCE, WORSE
 
 INK: Final = "#24292e"
 MUTED: Final = "#5f6873"
@@ -19,8 +18,6 @@ VERDICT_COLORS: Final = {
     BETTER: "#00805d",
     NO_DIFFERENCE: "#7d8690",
     WORSE: "#c8480a",
-    UNDECIDED: "#7d8690",
-    MISSING: "#7d8690",
 }
 DARK_COLORS: Final = {
     INK: "#e4e8ec",
@@ -42,8 +39,8 @@ DARK_COLORS: Final = {
 
 
 def css_name(verdict: str) -> str:
-    """Names a verdict in the style sheet, where neither a space nor a slash can stand."""
-    return verdict.replace(" ", "-").replace("/", "")
+    """Names a verdict in the style sheet, where no space can stand."""
+    return verdict.replace(" ", "-")
 
 
 def light_theme() -> str:

@@ -73,7 +73,10 @@ class ComparePlan:
 
     def record(self) -> dict[str, Any]:
         """Everything that the results depend on, as JSON."""
-        return json.loads(json.dumps(dataclasses.asdict(self)))
+        record = json.loads(json.dumps(dataclasses.asdict(self)))
+        for part in (record["preset"], *record["arms"]):
+            del part["about"]
+        return record
 
 
 class OutputFolder:
@@ -82,7 +85,7 @@ class OutputFolder:
     Args:
         path: the folder; is created.
         plan: the comparison.
-        resume: whether to go on with what the folder holds.
+        resume: whether to go on with what the folder holds, perhaps with more seeds than before.
 
     Raises:
         UserError: the folder holds another comparison, or this one without `resume`, or cannot
@@ -126,6 +129,8 @@ class OutputFolder:
             for name in {*_flat(found), *_flat(record)}
             if _flat(found).get(name) != _flat(record).get(name)
         )
+        if resume and different == ["seeds"] and found["seeds"] < record["seeds"]:
+            return  # more seeds: `adopt` makes them part of the plan
         if different:
             name = different[0]
             raise UserError(
@@ -138,6 +143,11 @@ class OutputFolder:
                 f"out: {self.path} already holds this comparison; add --resume to go on with it, "
                 "or choose another folder"
             )
+
+    def adopt(self, plan: ComparePlan) -> None:
+        """Make added seeds part of the folder's plan, once its text is known to be unchanged."""
+        with said_plainly(self.path):
+            write_json(self.path / "plan.json", plan.record())
 
     @property
     def data(self) -> Path:

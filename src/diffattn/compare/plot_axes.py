@@ -13,7 +13,6 @@ from diffattn.compare.rows import (
     BETTER,
     DECIDED,
     NO_DIFFERENCE,
-    UNDECIDED,
     WORSE,
     Measure,
     MeasureRow,
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 ARMS_PER_LINE: Final = 4
 
-_VERDICT_MARKERS: Final = {BETTER: ">", NO_DIFFERENCE: "o", WORSE: "<", UNDECIDED: "D"}
+_VERDICT_MARKERS: Final = {BETTER: ">", NO_DIFFERENCE: "o", WORSE: "<"}
 
 
 def curves(ax: Axes, lines: Iterable[Lines]) -> None:

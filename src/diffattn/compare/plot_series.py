@@ -124,11 +124,11 @@ def attention_lines(arm: DrawnArm, key: str) -> Lines:
 
 
 def lam_lines(arm: DrawnArm) -> Lines:
-    """Reads λ by layer, counted from one."""
+    """Reads λ by layer, counted from zero."""
     return _placed(
         arm,
         (
-            {layer: number(lam) for layer, lam in enumerate(run.get("lam") or (), start=1)}
+            {layer: number(lam) for layer, lam in enumerate(run.get("lam") or ())}
             for run in arm.runs
         ),
     )

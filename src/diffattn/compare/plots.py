@@ -24,7 +24,7 @@ from diffattn.compare.plot_style import WIDTH, figure, style, svg, words
 from diffattn.compare.rows import Measure, Results, measure_table
 
 _ROW: Final = 0.27
-_POINTS_TO_ENLARGE: Final = 4
+_POINTS_TO_ENLARGE: Final = 8
 
 
 def loss_over_tokens(results: Results) -> str:
@@ -254,7 +254,7 @@ def _loss_figure(results: Results, axis: str, label: str, units: Mapping[str, fl
     with style():
         fig = figure(WIDTH, 3.5)
         headings = ["the whole run", "the second half, enlarged"]
-        panels = 2 if max(len(line.mean) for line in lines) >= _POINTS_TO_ENLARGE else 1
+        panels = 2 if len(known_places(lines)) >= _POINTS_TO_ENLARGE else 1
         axes = fig.subplots(1, panels, squeeze=False)[0]
         for ax, heading in zip(axes, headings, strict=False):
             draw.curves(ax, lines)

@@ -63,6 +63,16 @@ class Workers:
         return cls(jobs=jobs, threads=max(1, cores // jobs))
 
 
+def unfinished_runs(plan: ComparePlan, folder: OutputFolder) -> list[tuple[Arm, int]]:
+    """Arm and seed of every run that has no result yet, in the order in which they start."""
+    return [
+        (arm, seed)
+        for seed in range(plan.seeds)
+        for arm in plan.arms
+        if read_result(folder.run(arm, seed)) is None
+    ]
+
+
 def execute_runs(plan: ComparePlan, folder: OutputFolder, workers: Workers) -> None:
     """Train and measure every run that is not finished.
 
@@ -75,12 +85,7 @@ def execute_runs(plan: ComparePlan, folder: OutputFolder, workers: Workers) -> N
         StoppedError: Ctrl-C or SIGTERM; every run that was under way has saved a checkpoint.
         UserError: a run failed; finished runs are kept.
     """
-    todo = [
-        (arm, seed)
-        for seed in range(plan.seeds)
-        for arm in plan.arms
-        if read_result(folder.run(arm, seed)) is None
-    ]
+    todo = unfinished_runs(plan, folder)
     if not todo:
         return
     context = multiprocessing.get_context("spawn")

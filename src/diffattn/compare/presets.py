@@ -160,6 +160,7 @@ _PRESETS = {
         ),
     )
 }
+PRESETS = tuple(_PRESETS.values())
 PRESET_NAMES = tuple(_PRESETS)
 
 

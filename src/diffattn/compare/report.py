@@ -260,14 +260,21 @@ def _data(results: Results) -> list[tuple[str, str]]:
     data, whole = results.get("data") or {}, Scale(1.0, 0)
     return [
         ("source", str(data.get("source") or MISSING)),
-        ("documents, training", whole.value(data.get("documents_train"))),
-        ("documents, held out", whole.value(data.get("documents_heldout"))),
+        ("documents, training", _of_given(data, "documents_train")),
+        ("documents, held out", _of_given(data, "documents_heldout")),
         ("tokens, training", whole.value(data.get("tokens_train"))),
         ("tokens, held out", whole.value(data.get("tokens_heldout"))),
         ("vocabulary", whole.value(data.get("vocab_size"))),
         ("bytes per token", Scale(1.0, 2).value(data.get("bytes_per_token"))),
         ("SHA-256", str(data.get("sha256") or MISSING)),
     ]
+
+
+def _of_given(data: Mapping[str, Any], name: str) -> str:
+    """Says how many of the given documents were read, such as '63 of 210'."""
+    whole = Scale(1.0, 0)
+    used, given = whole.value(data.get(name)), whole.value(data.get(f"{name}_given"))
+    return used if given == MISSING else f"{used} of {given}"
 
 
 def _machine(results: Results) -> list[tuple[str, str]]:

@@ -1,7 +1,7 @@
 """Results of all runs in one record: values, differences, intervals, verdicts."""
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -9,9 +9,11 @@ import numpy as np
 
 from diffattn.compare.arms import Arm
 from diffattn.compare.corpus import Corpus
+from diffattn.compare.numbers import plural
 from diffattn.compare.plan import ComparePlan
 from diffattn.compare.run import build_model
 from diffattn.evaluation import compare_to_first
+from diffattn.evaluation.intervals import ONE_SEED
 from diffattn.models.flops import training_flops_per_token
 
 LEVEL = 0.95
@@ -39,7 +41,11 @@ class Measure:
 
 
 def collect_results(
-    plan: ComparePlan, corpus: Corpus, runs: dict[str, list[Run]], rates: Values
+    plan: ComparePlan,
+    corpus: Corpus,
+    runs: dict[str, list[Run]],
+    rates: Values,
+    looks: Sequence[int] = (),
 ) -> dict[str, Any]:
     """The part of the results file that follows from the runs.
 
@@ -48,6 +54,7 @@ def collect_results(
         corpus: its text.
         runs: for each arm the result records, by seed.
         rates: for each arm tokens per second [seeds, 1].
+        looks: numbers of seeds whose results were seen before more were added.
 
     Returns:
         The record, without machine and wall time.
@@ -55,7 +62,7 @@ def collect_results(
     measured = _measured(plan, runs, rates)
     comparisons = len(measured) * (len(plan.arms) - 1)
     degrees = (len(plan.arms) - 1) * (plan.seeds - 1)
-    notes = _notes(plan, runs, measured)
+    notes = _notes(plan, runs, measured, looks)
     return {
         "schema": 1,
         "preset": plan.preset.name,
@@ -73,6 +80,7 @@ def collect_results(
                 "difference": compared.difference,
                 "interval": None if compared.interval is None else list(compared.interval),
                 "verdict": compared.verdict,
+                "reason": compared.reason,
                 "smallest_detectable": compared.smallest_detectable,
             }
             for measure, values in measured
@@ -84,11 +92,7 @@ def collect_results(
             "comparisons": comparisons,
             "level": LEVEL,
             "degrees_of_freedom": degrees,
-            "method": (
-                f"Paired by seed and held-out item; t intervals with {degrees} degrees of "
-                f"freedom, Bonferroni over {comparisons} comparisons; the noise between seeds is "
-                "pooled over the arms unless a pair is noisier."
-            ),
+            "method": _method(degrees, comparisons),
         },
         "notes": notes,
     }
@@ -116,7 +120,7 @@ def _measured(
         for needles, queries in preset.recall_cells:
             measure = Measure(
                 f"recall[N={needles},R={queries}]",
-                f"recall, {needles} needles, {queries} queried",
+                f"recall, {plural(needles, 'needle')}, {queries} queried",
                 "share",
                 "higher",
             )
@@ -177,11 +181,11 @@ def _arm(
 
 def _heads(config: Any) -> str:
     if config.attention == "softmax":
-        return f"{config.num_attention_heads} heads of {config.head_dim}"
+        return f"{plural(config.num_attention_heads, 'head')} of {config.head_dim}"
     sizes = config.diff_sizes(0)
     return (
-        f"{sizes.num_diff_heads} differential heads, queries of {sizes.head_dim}, values of "
-        f"{sizes.value_dim}"
+        f"{plural(sizes.num_diff_heads, 'differential head')}, queries of {sizes.head_dim}, "
+        f"values of {sizes.value_dim}"
     )
 
 
@@ -243,14 +247,26 @@ def _attention(items: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _config(plan: ComparePlan) -> dict[str, Any]:
     record = plan.record()
-    settings = {name: value for name, value in record["preset"].items() if name != "about"}
-    settings["training_steps"] = plan.training_steps
+    settings = {**record["preset"], "training_steps": plan.training_steps}
     settings["recall_stages"] = [list(stage) for stage in plan.recall_stages]
     return settings
 
 
+def _method(degrees: int, comparisons: int) -> str:
+    if degrees == 0:
+        return f"{ONE_SEED.capitalize()}."
+    return (
+        f"Paired by seed and held-out item; t intervals with {plural(degrees, 'degree')} of "
+        f"freedom, Bonferroni over {plural(comparisons, 'comparison')}; the noise between seeds is "
+        "pooled over the arms unless a pair is noisier."
+    )
+
+
 def _notes(
-    plan: ComparePlan, runs: dict[str, list[Run]], measured: list[tuple[Measure, Values]]
+    plan: ComparePlan,
+    runs: dict[str, list[Run]],
+    measured: list[tuple[Measure, Values]],
+    looks: Sequence[int],
 ) -> list[str]:
     notes = []
     first = plan.arms[0]
@@ -259,18 +275,23 @@ def _notes(
         mean, chance = float(recall[first.name].mean()), 1 / plan.preset.recall_values
         if not chance + 0.1 <= mean <= 0.95:
             notes.append(
-                f"Recall of {first.label} is {mean:.1%}, outside {chance + 0.1:.0%} to 95 %: near "
-                "guessing or near perfect, recall cannot tell arms apart here."
+                f"Recall of {first.label} is {100 * mean:.1f} %, outside "
+                f"{100 * (chance + 0.1):.0f} to 95 %: near guessing or near perfect, recall cannot "
+                "tell arms apart here."
             )
     if plan.seeds == 1:
+        notes.append(f"Every verdict is 'no difference', since {ONE_SEED}. Use at least 3 seeds.")
+    if looks:
         notes.append(
-            "One seed: the noise between seeds is unknown, so there are no intervals and every "
-            "verdict is 'no difference'. Use at least 3 seeds."
+            f"Seeds were added after results of {' and '.join(map(str, looks))} had been seen. The "
+            "intervals hold for a number of seeds that was chosen before; each look adds to the "
+            "chance of a false difference."
         )
     for arm in plan.arms:
         spikes = sum(len(run["warnings"]) for run in runs[arm.name])
         if spikes:
-            notes.append(f"{arm.label}: {spikes} spike(s) of loss or gradient norm; see the runs.")
+            spiked = plural(spikes, "spike")
+            notes.append(f"{arm.label}: {spiked} of loss or gradient norm; see the runs.")
         if arm.own_start:
             notes.append(f"{arm.label} has starting weights of its own, to show the noise.")
     return notes

@@ -22,9 +22,8 @@ Results = Mapping[str, Any]
 BETTER: Final = "better"
 WORSE: Final = "worse"
 NO_DIFFERENCE: Final = "no difference"
-UNDECIDED: Final = "no interval"
 DECIDED: Final = (BETTER, WORSE)
-VERDICTS: Final = (BETTER, NO_DIFFERENCE, WORSE, UNDECIDED, MISSING)
+VERDICTS: Final = (BETTER, NO_DIFFERENCE, WORSE)
 
 HEADLINES: Final = (
     "heldout_loss",
@@ -84,8 +83,11 @@ class MeasureRow:
         interval: The interval of the difference, as text.
         smallest: The smallest difference the run could have detected, as text.
         verdict: One of `VERDICTS`.
+        reason: Why there is no interval, empty where there is one.
         raw_difference: The difference as a number, NaN where there is none.
-        raw_interval: The interval as numbers, None where there is none.
+        raw_interval: The interval as numbers, within the differences that there can be; None where
+            there is none.
+        cut: Whether that cut the interval.
         raw_smallest: The smallest detectable difference as a number, NaN where there is none.
     """
 
@@ -99,8 +101,10 @@ class MeasureRow:
     interval: str
     smallest: str
     verdict: str
+    reason: str
     raw_difference: float
     raw_interval: tuple[float, float] | None
+    cut: bool
     raw_smallest: float
 
 
@@ -212,18 +216,13 @@ def _interval(item: Mapping[str, Any]) -> tuple[float, float] | None:
     return None if math.isnan(low) or math.isnan(high) else (low, high)
 
 
-def _verdict(item: Mapping[str, Any], difference: float, interval: object) -> str:
-    if math.isnan(difference):
-        return MISSING
-    return UNDECIDED if interval is None else str(item.get("verdict") or MISSING)
-
-
 def _measure_row(
     results: Results, names: Mapping[str, str], measure: Measure, item: Mapping[str, Any]
 ) -> MeasureRow:
     scale, arm, against = measure.scale, item["arm"], item["against"]
     difference = number(item.get("difference"))
-    interval = _interval(item)
+    whole = _interval(item)
+    interval = None if whole is None else scale.possible(whole)
     smallest = number(item.get("smallest_detectable"))
     return MeasureRow(
         measure=measure,
@@ -234,10 +233,12 @@ def _measure_row(
         reference=scale.value(_statistics(results, against, measure.name).get("mean")),
         difference=scale.difference(difference),
         interval=scale.interval(interval),
-        smallest=scale.size(smallest),
-        verdict=_verdict(item, difference, interval),
+        smallest=scale.smallest(smallest),
+        verdict=str(item.get("verdict") or NO_DIFFERENCE),
+        reason="" if interval else str(item.get("reason") or "no interval"),
         raw_difference=difference,
         raw_interval=interval,
+        cut=interval != whole,
         raw_smallest=smallest,
     )
 

@@ -119,6 +119,7 @@ def execute_run(
                 "peak_memory_bytes": peak_memory_bytes(),
             }
             model.save_pretrained(folder / "model")
+            corpus.tokenizer.save_pretrained(folder / "model")
             write_json(folder / "result.json", result)
             _remove_checkpoints(folder)
             return result

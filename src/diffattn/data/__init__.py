@@ -1,6 +1,6 @@
 """Training data: documents, tokenizers, token streams, generated recall sequences."""
 
-from diffattn.data.corpus import Document, load_documents, split_documents
+from diffattn.data.corpus import Document, corpus_digest, load_documents, split_documents
 from diffattn.data.mixture import RecallStage, TrainingStream
 from diffattn.data.packing import TokenFile, Windows, write_tokens
 from diffattn.data.recall import (
@@ -28,6 +28,7 @@ __all__ = [
     "TrainingStream",
     "Windows",
     "cached_tokenizer",
+    "corpus_digest",
     "distractor",
     "load_documents",
     "load_tokenizer",

@@ -22,6 +22,12 @@ _EXPECTED = (
     "a text file, a .jsonl, .jsonl.gz or .jsonl.xz file, a folder of such files, "
     "or a data set saved by `datasets`"
 )
+# Records in text, which would be trained on with their names and commas, and tables in binary.
+_RECORD_SUFFIXES = (
+    *(".json", ".ndjson", ".jsonl", ".csv", ".tsv"),
+    *(".parquet", ".arrow", ".feather", ".orc", ".avro", ".xls", ".xlsx"),
+)
+_COMPRESSED_SUFFIXES = (".gz", ".xz", ".bz2", ".zst", ".zip")
 _PIECE_CHARACTERS = 4_000
 # Where a long text may be cut, best first: blank lines, line ends, anywhere.
 _CUTS = (re.compile(r"\n(?:[ \t\r]*\n)+"), re.compile(r"\n"), re.compile(r"(?s:.)"))
@@ -53,8 +59,9 @@ def load_documents(source: str | os.PathLike[str] | None) -> list[Document]:
         At least one document, in the order of the sorted file names and of their lines.
 
     Raises:
-        UserError: nothing there, not readable, not UTF-8 text, a line that is not a JSON object,
-            no field or column `text`, or no document with text.
+        UserError: nothing there, not readable, not UTF-8 text, a file of records other than JSON
+            lines, a line that is not a JSON object, no field or column `text`, or no document
+            with text.
     """
     path = _BUNDLED if source is None else Path(source).expanduser()
     try:
@@ -103,6 +110,19 @@ def split_documents(
     )
 
 
+def corpus_digest(documents: Iterable[Document]) -> str:
+    """Fingerprint texts, whatever their names and their order.
+
+    Args:
+        documents: of the corpus.
+
+    Returns:
+        SHA-256 over the sorted SHA-256 of each text, in hexadecimal.
+    """
+    digests = sorted(hashlib.sha256(document.text.encode()).digest() for document in documents)
+    return hashlib.sha256(b"".join(digests)).hexdigest()
+
+
 def _hash_position(text: str) -> float:
     """Map a text to a place in [0, 1) by the first 8 bytes of its SHA-256."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
@@ -115,9 +135,23 @@ def _read(path: Path) -> list[Document]:
     if path.is_dir():
         saved = any((path / name).exists() for name in ("state.json", "dataset_dict.json"))
         return _read_saved_dataset(path) if saved else _read_folder(path)
+    _refuse_records(path)
     if path.is_file() and path.stat().st_size == 0:
         raise UserError(f"data: {path} is empty")
     return list(_read_file(path, path.name, cut=True))
+
+
+def _refuse_records(path: Path) -> None:
+    """Refuse a file that holds records in another form than JSON lines."""
+    name = path.name.lower()
+    for suffix in _COMPRESSED_SUFFIXES:
+        name = name.removesuffix(suffix)
+    found = next((suffix for suffix in _RECORD_SUFFIXES if name.endswith(suffix)), None)
+    if found is not None and not path.name.endswith(_JSONL_SUFFIXES):
+        raise UserError(
+            f"data: {path} holds records, not text ({found}); expected {_EXPECTED}; a JSONL holds "
+            'one {"text": ...} a line'
+        )
 
 
 def _read_folder(folder: Path) -> list[Document]:

@@ -94,6 +94,20 @@ class TokenFile:
             )
         return opened
 
+    def verify(self) -> None:
+        """Read the whole file and compare it with its checksum, which `open` leaves undone.
+
+        Raises:
+            UserError: a byte has changed since the file was written.
+        """
+        with self.path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != self.sha256:
+            raise UserError(
+                f"token file: {self.path} is damaged: expected SHA-256 {self.sha256[:12]}... by "
+                f"its sidecar, got {found[:12]}..."
+            )
+
     @property
     def text_tokens(self) -> int:
         """Tokens of text, special tokens not counted."""
@@ -235,7 +249,9 @@ def write_tokens(
                 offsets.append(offsets[-1] + len(payload) // dtype.itemsize)
                 text_bytes.append(len(text.encode()))
         if offsets[-1] == 0:
-            raise UserError(f"data: {len(text_bytes)} documents gave no tokens for {path}")
+            raise UserError(
+                f"data: expected tokens for {path}, got none (documents: {len(text_bytes)})"
+            )
         record = {
             "dtype": dtype.str,
             "tokens": offsets[-1],

@@ -13,7 +13,8 @@ after arm and seed effects. The interval is
     difference +- t(1 - (1 - level) / (2 m); (A - 1)(S - 1)) sqrt(V)
 
 with m the number of comparisons in the family (Bonferroni). It assumes that a measure is about
-equally noisy in all arms; where one pair is noisier, its own estimate takes over.
+equally noisy in all arms. Where one pair is noisier its own estimate takes over, but not its own
+degrees of freedom: what that costs, and what remedies would cost, stands in docs/comparisons.md.
 """
 
 from collections.abc import Mapping
@@ -26,6 +27,9 @@ from diffattn.errors import needs_extra
 
 Verdict = Literal["better", "worse", "no difference"]
 
+ONE_SEED = "one seed gives no interval"
+NOT_FINITE = "a value is missing or infinite"
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -35,8 +39,10 @@ class Comparison:
     difference: float
     """Mean of the arm minus mean of the first arm."""
     interval: tuple[float, float] | None
-    """None where one seed leaves the noise between seeds unknown."""
+    """None where the noise between seeds is unknown; `reason` says why."""
     verdict: Verdict
+    reason: str | None = None
+    """Why there is no interval; None where there is one."""
 
     @property
     def smallest_detectable(self) -> float | None:
@@ -86,13 +92,17 @@ def compare_to_first(
     for arm in others:
         paired = arrays[arm] - arrays[first]
         difference = float(paired.mean())
-        interval = None
-        if degrees > 0 and np.isfinite(paired).all():
+        interval, reason = None, None
+        if not np.isfinite(paired).all():
+            reason = NOT_FINITE
+        elif len(paired) == 1:
+            reason = ONE_SEED
+        else:
             half = _quantile(1 - (1 - level) / (2 * comparisons), degrees) * np.sqrt(
                 _variance(paired, pooled)
             )
             interval = (difference - float(half), difference + float(half))
-        result.append(Comparison(arm, difference, interval, _verdict(interval, better)))
+        result.append(Comparison(arm, difference, interval, _verdict(interval, better), reason))
     return result
 
 

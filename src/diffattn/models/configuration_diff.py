@@ -98,6 +98,8 @@ class DiffTransformerConfig(PreTrainedConfig):
 
     model_type = "diff_transformer"
     keys_to_ignore_at_inference = ["cache", "past_key_values"]  # noqa: RUF012
+    # the last norm stays in fp32, so it does not share a group of FSDP with the output layer
+    base_model_fsdp_plan = dict.fromkeys(("embed_tokens", "layers.*", "norm"), "free_full_weight")
     base_model_pp_plan = {  # noqa: RUF012
         "embed_tokens": (["input_ids"], ["inputs_embeds"]),
         "layers": (["hidden_states", "attention_mask"], ["hidden_states"]),

@@ -27,6 +27,19 @@ def check_engine(config: DiffTransformerConfig) -> None:
             f"hidden_act: expected 'silu', got 'poly_norm', whose norms {engine} takes for others "
             "or splits between ranks"
         )
+    check_one_geometry(config, engine)
+
+
+def check_one_geometry(config: DiffTransformerConfig, engine: str) -> None:
+    """Refuse a model whose layers need caches of different shapes.
+
+    Args:
+        config: of the model.
+        engine: who sizes its cache for all layers alike; for the message.
+
+    Raises:
+        NotImplementedError: layers differ in geometry, or values are wider than keys.
+    """
     first = config.kernel_geometry(0)
     for layer in range(config.num_hidden_layers):
         geometry = config.kernel_geometry(layer)

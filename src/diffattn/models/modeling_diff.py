@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache
-from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -18,9 +17,10 @@ from transformers.utils.output_capturing import capture_outputs
 
 from diffattn.models.configuration_diff import PRESETS, DiffTransformerConfig
 from diffattn.models.eager import eager_attention
-from diffattn.models.engines import check_engine
+from diffattn.models.engines import check_engine, check_one_geometry
+from diffattn.models.masks import layer_masks
 from diffattn.models.plans import check_tensor_parallel
-from diffattn.models.positions import count_positions, separate_documents
+from diffattn.models.positions import count_positions
 from diffattn.models.static_slots import without_unused_slots
 from diffattn.nn import (
     AttentionLayer,
@@ -35,11 +35,6 @@ from diffattn.nn import (
 from diffattn.ops import rotary_angles
 
 Rotation = tuple[Tensor, Tensor]
-
-MASKS = {
-    "full_attention": create_causal_mask,
-    "sliding_attention": create_sliding_window_causal_mask,
-}
 
 # the second field of the outputs: "cache" since transformers 5.24, "past_key_values" before
 _CACHE_FIELD = fields(BaseModelOutputWithPast)[1].name
@@ -67,10 +62,11 @@ class _ModelAttention(AttentionLayer):
         value = self.kernel_values(self.values(hidden_states))
         query, key, value = (t.transpose(1, 2) for t in (query, key, value))
         if cache is not None:
-            key, value = cache.update(key, value, self.layer_idx)
+            key, value = cache.update(key, value, self.layer_idx, kwargs=kwargs)
             key, value = without_unused_slots(cache, attention_mask, key, value)
+        name = self.config._attn_implementation or "eager"
         attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation or "eager", eager_attention
+            name.removeprefix("paged|"), eager_attention
         )
         heads, maps = attention_interface(
             self,
@@ -92,7 +88,7 @@ class _ModelAttention(AttentionLayer):
 
     def _check_kernel(self, cache: Cache | None, wants_maps: bool) -> None:
         """Refuse kernels that would leave out what was asked for without a word."""
-        name = self.config._attn_implementation or "eager"
+        name = (self.config._attn_implementation or "eager").removeprefix("paged|")
         if wants_maps and name != "eager":
             raise NotImplementedError(
                 f"output_attentions: attn_implementation={name!r} returns no maps; ask for 'eager'"
@@ -103,7 +99,7 @@ class _ModelAttention(AttentionLayer):
                 "attn_implementation='flex_attention' would let queries see later keys in a "
                 "static cache: ask for 'sdpa', or a cache that grows"
             )
-        if name.startswith(("eager", "flex_attention", "flash_attention", "paged|flash")):
+        if name.startswith(("eager", "flex_attention", "flash_attention")):
             return
         for option, value in (("attention_softcap", self.softcap), ("attention_sink", self.sinks)):
             if value is not None:
@@ -380,15 +376,17 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
 
         Args:
             input_ids: [B, T] token ids; or give `inputs_embeds`.
-            attention_mask: [B, S] with 0 for padding, a prepared mask of 4 axes, or a prepared
-                mask for each of the configuration's layer types.
+            attention_mask: [B, S] with 0 for padding; or a prepared mask, bool (True = visible)
+                or added to the scores, [B or 1, 1 or query heads, T, S], for all layers as it is,
+                windows included, or one for each of the configuration's layer types.
             position_ids: [B, T]; None counts visible tokens of each row. Positions that start
                 anew within a row separate packed documents.
             cache: keys and values of earlier steps.
             inputs_embeds: [B, T, hidden_size] in place of `input_ids`.
             use_cache: whether to return a cache.
             past_key_values: the name of `cache` before transformers 5.24.
-            **kwargs: passed to the attention implementation.
+            **kwargs: passed to the attention implementation; `cu_seq_lens_q` [documents + 1],
+                lengths summed up from 0, separates packed documents too.
 
         Returns:
             `last_hidden_state` [B, T, hidden_size], `cache`; and with `output_attentions` (eager
@@ -396,30 +394,25 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             difference of both.
 
         Raises:
-            ValueError: both or neither of `input_ids` and `inputs_embeds` are given.
+            ValueError: both or neither of `input_ids` and `inputs_embeds` are given; a mask has
+                another form, or the attention implementation has no mask function and needs one.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("input_ids: give exactly one of input_ids and inputs_embeds")
         hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         cache = past_key_values if cache is None else cache
-        masks, padding = {}, None
-        if isinstance(attention_mask, dict):  # prepared by `generate`
-            masks = attention_mask
-        else:
-            padding = attention_mask
-        documents = None if masks else separate_documents(position_ids, padding, cache)
+        cu_seqlens = kwargs.get("cu_seq_lens_q")
+        masks = layer_masks(
+            self.config,
+            hidden_states,
+            attention_mask,
+            cache,
+            position_ids,
+            cu_seqlens,
+            training=self.training and torch.is_grad_enabled(),
+        )
         if position_ids is None:
-            position_ids = count_positions(hidden_states, padding, cache)
-        types = self.config.layer_types or []
-        for layer_type in set(types) - set(masks):
-            masks[layer_type] = MASKS[layer_type](
-                self.config,
-                hidden_states,
-                padding,
-                cache,
-                position_ids,
-                and_mask_function=documents,
-            )
+            position_ids = count_positions(hidden_states, attention_mask, cache, cu_seqlens)
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
         rotation = rotary_angles(
@@ -428,7 +421,8 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             theta=self.config.rope_theta,
             dtype=torch.promote_types(hidden_states.dtype, torch.float32),
         )
-        for layer, layer_type in zip(self.layers, types, strict=True):
+        layers = self.layers[: self.config.num_hidden_layers]  # fewer in an early exit's draft
+        for layer, layer_type in zip(layers, self.config.layer_types or [], strict=False):
             hidden_states = layer(
                 hidden_states,
                 attention_mask=masks[layer_type],
@@ -524,3 +518,12 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
             outputs.hidden_states,
             outputs.attentions,
         )
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
+        """Start `generate_batch`; see `transformers.PreTrainedModel.init_continuous_batching`.
+
+        Raises:
+            NotImplementedError: layers need caches of different shapes.
+        """
+        check_one_geometry(self.config, "continuous batching")
+        return super().init_continuous_batching(*args, **kwargs)

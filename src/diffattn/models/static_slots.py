@@ -23,7 +23,8 @@ def without_unused_slots(
     Returns:
         `key` and `value`; the same tensors for a cache that grows.
     """
-    if not cache.is_compileable or not isinstance(mask, Tensor) or mask.dim() != 4:
+    preallocated = isinstance(cache, Cache) and cache.is_compileable
+    if not preallocated or not isinstance(mask, Tensor) or mask.dim() != 4:
         return key, value
     _, visible = additive_and_visible(mask)
     key, value = (blank_unseen(t.transpose(1, 2), visible).transpose(1, 2) for t in (key, value))

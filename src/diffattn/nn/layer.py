@@ -41,6 +41,8 @@ class LayerOptions(TypedDict, total=False):
     """no keys and values of its own: `forward` takes those of another layer"""
     norm_eps: float
     """epsilon of all norms in the layer (default 1e-5)"""
+    qk_norm_eps: float | None
+    """epsilon of `q_norm` and `k_norm`; None means `norm_eps`"""
     dropout: float
     """probability of dropping an entry of a map in training"""
     impl: str
@@ -79,6 +81,7 @@ class AttentionLayer(nn.Module):
         sink: bool = False,
         query_only: bool = False,
         norm_eps: float = 1e-5,
+        qk_norm_eps: float | None = None,
         dropout: float = 0.0,
         impl: str = "auto",
     ) -> None:
@@ -100,8 +103,9 @@ class AttentionLayer(nn.Module):
         self.g_proj = nn.Linear(hidden_size, joined, bias=False) if output_gate else None
         output_bias = bias if output_bias is None else output_bias
         self.o_proj = nn.Linear(joined, hidden_size, bias=output_bias)
-        self.q_norm = RMSNorm(head_dim, eps=norm_eps) if qk_norm else None
-        self.k_norm = RMSNorm(head_dim, eps=norm_eps) if qk_norm and not query_only else None
+        eps = norm_eps if qk_norm_eps is None else qk_norm_eps
+        self.q_norm = RMSNorm(head_dim, eps=eps) if qk_norm else None
+        self.k_norm = RMSNorm(head_dim, eps=eps) if qk_norm and not query_only else None
         self.sinks = nn.Parameter(torch.zeros(query_heads)) if sink else None
 
     def queries(self, x: Tensor, rotation: Rotation | None) -> Tensor:

@@ -24,8 +24,8 @@ def additive_and_visible(mask: Tensor | None) -> tuple[Tensor | None, Tensor | N
 
 
 def band(
-    rows: range,
-    columns: range,
+    rows: slice,
+    columns: slice,
     *,
     offset: int,
     causal: bool,
@@ -39,7 +39,7 @@ def band(
     w positions away, the query's own included.
 
     Args:
-        rows: the block's query indices.
+        rows: the block's query indices; a slice, for a range would fix a symbolic length.
         columns: the block's key indices.
         offset: S - T.
         causal: whether later keys are hidden.
@@ -47,7 +47,7 @@ def band(
         device: where the mask is made.
 
     Returns:
-        [len(rows), len(columns)] bool, True = visible; None when everything is.
+        [rows, columns] bool, True = visible; None when everything is.
     """
     if not causal and window is None:
         return None

@@ -70,8 +70,8 @@ def attention_map(q: Tensor, k: Tensor, scoring: Scoring, *, sink: Tensor | None
     visible = both(
         visible,
         band(
-            range(length),
-            range(keys),
+            slice(0, length),
+            slice(0, keys),
             offset=keys - length,
             causal=scoring.causal,
             window=scoring.window,

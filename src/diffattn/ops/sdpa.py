@@ -50,31 +50,30 @@ def sdpa_softmax_attention(
             return kernel(q, k, v, causal=True)
     bias, seen = additive_and_visible(scoring.mask)
     k, v = blank_unseen(k, seen), blank_unseen(v, seen)
+    # an exported program serves every length, so it cannot have a number of blocks
+    height = length if torch.compiler.is_exporting() else BLOCK_ROWS
     blocks = []
-    for start in range(0, length, BLOCK_ROWS):
-        rows = range(start, min(start + BLOCK_ROWS, length))
-        columns = _reach(rows, keys, offset=keys - length, causal=causal, window=window)
-        part = slice(rows.start, rows.stop), slice(columns.start, columns.stop)
+    start = 0
+    while start < length:
+        rows = slice(start, min(start + height, length))
+        columns = slice(0, keys)
+        if not torch.compiler.is_exporting():
+            columns = _reach(rows, keys, offset=keys - length, causal=causal, window=window)
+        part = rows, columns
         visible = both(
             _block(seen, *part),
-            band(
-                rows,
-                columns,
-                offset=keys - length,
-                causal=causal,
-                window=window,
-                device=q.device,
-            ),
+            band(*part, offset=keys - length, causal=causal, window=window, device=q.device),
         )
-        block = q[:, part[0]], k[:, part[1]], v[:, part[1]]
+        block = q[:, rows], k[:, columns], v[:, columns]
         if sink is None:
             blocks.append(_masked(kernel, *block, _block(bias, *part), visible))
         else:
             blocks.append(_with_sink(kernel, *block, _block(bias, *part), visible, sink))
+        start += height
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
 
 
-def _reach(rows: range, keys: int, *, offset: int, causal: bool, window: int | None) -> range:
+def _reach(rows: slice, keys: int, *, offset: int, causal: bool, window: int | None) -> slice:
     """The keys that any of these rows can see; at least one, so that no kernel meets a void."""
     stop = keys
     if causal:
@@ -83,7 +82,7 @@ def _reach(rows: range, keys: int, *, offset: int, causal: bool, window: int | N
         stop = min(keys, rows.stop + offset + window - 1)
     stop = max(stop, 1)
     start = 0 if window is None else max(0, rows.start + offset - window + 1)
-    return range(min(start, stop - 1), stop)
+    return slice(min(start, stop - 1), stop)
 
 
 def _block(mask: Tensor | None, rows: slice, columns: slice) -> Tensor | None:

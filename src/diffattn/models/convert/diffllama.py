@@ -1,21 +1,15 @@
-"""Checkpoints of other differential models, converted tensor by tensor.
+"""DiffLlama checkpoints, whole models, as ours and back."""
 
-A layout is a published arrangement of heads, rotary channels and names. Conversions move rows and
-names and, where the target has no gain in its head norm, fold the gain into the output
-projection; nothing is trained or approximated.
-"""
-
-from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 from transformers import DiffLlamaConfig
 
 from diffattn.errors import UserError
-from diffattn.models.configuration_diff import DiffTransformerConfig
+from diffattn.models.configuration_diff import PRESETS, DiffTransformerConfig
+from diffattn.models.convert.layers import fold
+from diffattn.models.convert.shapes import State, check_tensors, our_shapes
 from diffattn.ops.layout import adjacent_to_half_split, half_split_to_adjacent
-
-State = Mapping[str, Tensor]
 
 
 def from_diffllama(
@@ -48,6 +42,7 @@ def from_diffllama(
         attention="v1",
         match_heads=config.num_attention_heads,
         match_key_value_heads=config.num_key_value_heads,
+        match_head_dim=config.head_dim,
         rope_theta=_rope_theta(config),
         max_position_embeddings=config.max_position_embeddings,
         rms_norm_eps=config.rms_norm_eps,
@@ -59,8 +54,8 @@ def from_diffllama(
         eos_token_id=config.eos_token_id,
         pad_token_id=config.pad_token_id,
     )
-    _check_tensors("diffllama", state, _diffllama_shapes(ours))
-    width = ours.hidden_size // ours.match_heads
+    check_tensors("diffllama", state, _diffllama_shapes(ours))
+    width = ours.query_width
     converted: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
@@ -74,7 +69,7 @@ def from_diffllama(
 
 
 def to_diffllama(
-    config: DiffTransformerConfig, state: State
+    config: DiffTransformerConfig, state: State, *, fold_gain: bool = True
 ) -> tuple[DiffLlamaConfig, dict[str, Tensor]]:
     """One of our V1 checkpoints as DiffLlama, the gain of the head norm folded into `o_proj`.
 
@@ -83,13 +78,14 @@ def to_diffllama(
     Args:
         config: of `DiffTransformerForCausalLM`, V1 in every layer.
         state: its state dict.
+        fold_gain: whether a gain other than 1 is folded; else it is refused.
 
     Returns:
         Configuration and state dict of `transformers.DiffLlamaForCausalLM` with the same logits.
 
     Raises:
-        UserError: a layer is not V1, lambda_init is a constant, or a tensor is missing, extra or of
-            another shape; the message names it.
+        UserError: a layer is not V1 as published, lambda_init is not the depth schedule, or a
+            tensor is missing, extra or of another shape; the message names it.
     """
     for layer in range(config.num_hidden_layers):
         if config.attention_kind(layer) != "v1":
@@ -97,12 +93,26 @@ def to_diffllama(
                 f"attention: DiffLlama holds v1 alone, but layer {layer} is "
                 f"{config.attention_kind(layer)}"
             )
-    if config.lambda_start is not None:
+    for name, wanted in (
+        ("lambda_start", None),
+        ("lambda_layer_offset", 0),
+        ("hidden_act", "silu"),
+        ("qk_norm", False),
+        ("attention_sink", False),
+        ("attention_softcap", None),
+        ("attention_bias", False),
+        ("sliding_window", None),
+    ):
+        if getattr(config, name) != wanted:
+            raise UserError(f"{name}: DiffLlama has {wanted!r}, got {getattr(config, name)!r}")
+    if config.diff_choices(0) != PRESETS["v1"]:
+        raise UserError(f"attention: DiffLlama holds v1 as published, got {config.diff_choices(0)}")
+    if config.head_norm_eps not in (None, config.rms_norm_eps):
         raise UserError(
-            "lambda_start: DiffLlama has the depth schedule alone, got the constant "
-            f"{config.lambda_start}"
+            f"head_norm_eps: DiffLlama has one epsilon, {config.rms_norm_eps}, got "
+            f"{config.head_norm_eps}"
         )
-    _check_tensors("diffattn", state, _our_shapes(config))
+    check_tensors("diffattn", state, our_shapes(config))
     theirs = DiffLlamaConfig(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -110,6 +120,7 @@ def to_diffllama(
         num_hidden_layers=config.num_hidden_layers,
         num_attention_heads=config.match_heads,
         num_key_value_heads=config.match_key_value_heads or config.match_heads,
+        head_dim=config.query_width,
         rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
         max_position_embeddings=config.max_position_embeddings,
         rms_norm_eps=config.rms_norm_eps,
@@ -119,14 +130,18 @@ def to_diffllama(
         eos_token_id=config.eos_token_id,
         pad_token_id=config.pad_token_id,
     )
-    width = config.hidden_size // config.match_heads
+    width = config.query_width
     converted: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
             converted[name] = adjacent_to_half_split(tensor, width)
         elif name.endswith("o_proj.weight"):
             gain = state[name.replace("o_proj", "subln")]
-            converted[name] = (tensor.unflatten(1, (-1, 2 * width)) * gain.to(tensor)).flatten(1)
+            if not fold_gain and (gain != 1).any():
+                raise UserError(
+                    f"fold_gain: DiffLlama's head norm has no gain, and {name} is behind one"
+                )
+            converted[name] = fold(tensor, gain)
         elif name.endswith("embed_tokens.weight") and config.scale_embeddings:
             # DiffLlama does not scale embeddings: the scale goes into them, and the tie, if there
             # was one, comes undone
@@ -142,12 +157,6 @@ def _refuse_unknown(config: DiffLlamaConfig) -> None:
         raise UserError("attention_bias: our model has no biases, got True")
     if config.hidden_act not in ("silu", "swish"):
         raise UserError(f"hidden_act: our model has silu, got {config.hidden_act!r}")
-    expected = config.hidden_size // config.num_attention_heads
-    if config.head_dim != expected:
-        raise UserError(
-            f"head_dim: expected hidden_size / num_attention_heads = {expected}, got "
-            f"{config.head_dim}"
-        )
 
 
 def _rope_theta(config: DiffLlamaConfig) -> float:
@@ -157,56 +166,9 @@ def _rope_theta(config: DiffLlamaConfig) -> float:
     return float(rope.get("rope_theta", 10_000.0))
 
 
-def _our_shapes(config: DiffTransformerConfig) -> dict[str, tuple[int, ...]]:
-    shapes = _diffllama_shapes(config)
-    width = config.hidden_size // config.match_heads
-    ours = {
-        name.replace("self_attn.lambda_", "self_attn.lam.lambda_"): shape
-        for name, shape in shapes.items()
-    }
-    for layer in range(config.num_hidden_layers):
-        ours[f"model.layers.{layer}.self_attn.subln.weight"] = (2 * width,)
-    return ours
-
-
 def _diffllama_shapes(config: DiffTransformerConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor that a checkpoint of these sizes has, a tied output layer excepted."""
-    hidden, inner = config.hidden_size, config.intermediate_size or 0
-    width = hidden // config.match_heads
-    key_rows = width * (config.match_key_value_heads or config.match_heads)
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (config.vocab_size, hidden),
-        "model.norm.weight": (hidden,),
+    return {
+        name.replace("self_attn.lam.lambda_", "self_attn.lambda_"): shape
+        for name, shape in our_shapes(config).items()
+        if not name.endswith("subln.weight")
     }
-    if not config.tie_word_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
-    for layer in range(config.num_hidden_layers):
-        prefix = f"model.layers.{layer}."
-        shapes |= {
-            prefix + "self_attn.q_proj.weight": (hidden, hidden),
-            prefix + "self_attn.k_proj.weight": (key_rows, hidden),
-            prefix + "self_attn.v_proj.weight": (key_rows, hidden),
-            prefix + "self_attn.o_proj.weight": (hidden, hidden),
-            prefix + "mlp.gate_proj.weight": (inner, hidden),
-            prefix + "mlp.up_proj.weight": (inner, hidden),
-            prefix + "mlp.down_proj.weight": (hidden, inner),
-            prefix + "input_layernorm.weight": (hidden,),
-            prefix + "post_attention_layernorm.weight": (hidden,),
-        }
-        for vector in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
-            shapes[f"{prefix}self_attn.{vector}"] = (width,)
-    return shapes
-
-
-def _check_tensors(layout: str, state: State, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse a checkpoint whose layout is not what its label says."""
-    optional = {"lm_head.weight"}
-    if missing := sorted(set(shapes) - set(state)):
-        raise UserError(f"checkpoint: {layout} lacks {missing[0]} ({len(missing)} missing)")
-    if extra := sorted(set(state) - set(shapes) - optional):
-        raise UserError(f"checkpoint: {layout} has no tensor {extra[0]} ({len(extra)} too many)")
-    for name, shape in shapes.items():
-        if tuple(state[name].shape) != shape:
-            raise UserError(
-                f"checkpoint: expected {name} of shape {shape}, got {tuple(state[name].shape)}"
-            )
