@@ -28,9 +28,10 @@ LAYERS = {
 def test_an_exported_layer_serves_every_batch_and_length(name, impl):
     layer = LAYERS[name](impl).eval()
     program = torch.export.export(layer, (torch.randn(3, 7, 32),), dynamic_shapes=(DYNAMIC,))
+    exported = program.module()
     for batch, length in ((1, 2), (4, 300), (2, 9)):  # more than one block of rows among them
         x = torch.randn(batch, length, 32)
-        torch.testing.assert_close(program.module()(x), layer(x), rtol=0, atol=1e-6)
+        torch.testing.assert_close(exported(x), layer(x), rtol=0, atol=1e-6)
 
 
 class Logits(torch.nn.Module):
@@ -56,9 +57,10 @@ def test_an_exported_model_serves_every_batch_and_length(kind):
 
     model = Logits(kind)
     program = torch.export.export(model, (tiny.tokens(3, 7),), dynamic_shapes=(DYNAMIC,))
+    exported = program.module()
     for batch, length in ((1, 4), (4, 20)):
         ids = tiny.tokens(batch, length)
-        torch.testing.assert_close(program.module()(ids), model(ids), rtol=0, atol=1e-6)
+        torch.testing.assert_close(exported(ids), model(ids), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["v1-gqa", "v2-gqa", "grouped"])
@@ -143,6 +145,7 @@ def test_a_model_compiles_whole_into_one_graph_whatever_its_depth(kind, strict):
         assert graphs.count <= 2
 
 
+@pytest.mark.slow  # the compiler builds C++ for minutes where its cache is cold
 @pytest.mark.parametrize("preset", ["v1", "v2"])
 @pytest.mark.parametrize("masked", [False, True], ids=["no-mask", "mask"])
 def test_compiled_code_gives_the_numbers_and_gradients_of_eager_code(preset, masked, strict):
@@ -169,6 +172,5 @@ def test_a_limit_of_recompilations_is_an_error():
     ):
         compiled = torch.compile(layer, fullgraph=True, backend="eager")
         with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
-            for length in range(2, 8):
-                compiled(torch.randn(1, length, 32))
+            [compiled(torch.randn(1, length, 32)) for length in range(2, 8)]
     torch._dynamo.reset()

@@ -58,7 +58,9 @@ def test_maps_of_an_image_are_drawn(tmp_path):
     model = vision.VisionTransformer("v1")
     image = vision.draw_images(1, torch.Generator().manual_seed(1))[0][0]
     maps = vision.attention_maps(model, image)
-    assert (maps["signal - lam noise"] < 0).any()
+    lam = model.blocks[-1].attention.lam(image).item()
+    rows = maps["signal - lam noise"].sum(-1)
+    torch.testing.assert_close(rows, torch.full_like(rows, 1 - lam))
     vision.save_maps(tmp_path / "maps.png", model, image)
     assert (tmp_path / "maps.png").read_bytes()[:4] == b"\x89PNG"
 
