@@ -15,6 +15,7 @@ import tempfile
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # ranks may share a NUMA node
@@ -58,7 +59,6 @@ PROMPT_LENGTHS = (1, 5, 17, 40, 150)
 NEW_TOKENS = 48
 ENGINE = {
     "dtype": "float32",
-    "enforce_eager": True,
     "skip_tokenizer_init": True,
     "max_model_len": 256,
     "max_num_batched_tokens": 64,  # the longest prompt is read in chunks
@@ -122,14 +122,14 @@ def without_noise(model: DiffTransformerForCausalLM) -> list[list[int]]:
     return found
 
 
-def tokens_of_vllm(folder: Path, tensor_parallel: int) -> list[tuple[list[list[int]], list[int]]]:
+def tokens_of_vllm(folder: Path, **options: Any) -> list[tuple[list[list[int]], list[int]]]:
     """Greedy tokens of every prompt and how many prompt tokens came from the prefix cache, twice.
 
     The second pass finds the blocks of the first in the cache.
     """
     from vllm import LLM, SamplingParams
 
-    engine = LLM(model=str(folder), tensor_parallel_size=tensor_parallel, **ENGINE)
+    engine = LLM(model=str(folder), **{**ENGINE, **options})
     greedy = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, detokenize=False)
     requests = [{"prompt_token_ids": prompt} for prompt in prompts()]
     passes = []
@@ -151,17 +151,20 @@ def equal_tokens(one: list[list[int]], other: list[list[int]]) -> list[int]:
     ]
 
 
-def compare(kind: str, tensor_parallel: int = 1) -> dict:
+def compare(kind: str, *, tensor_parallel: int = 1, compiled: bool = False) -> dict:
     """One kind of model in both; every count is a number of tokens for each prompt."""
     model = build(kind)
     wanted, margin = tokens_of_transformers(model)
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        (first, _), (second, cached) = tokens_of_vllm(Path(folder), tensor_parallel)
+        (first, _), (second, cached) = tokens_of_vllm(
+            Path(folder), tensor_parallel_size=tensor_parallel, enforce_eager=not compiled
+        )
     result = {
         "kind": kind,
         "options": KINDS[kind],
         "tensor_parallel": tensor_parallel,
+        "compiled": compiled,
         "equal": equal_tokens(first, wanted),
         "equal_second_pass": equal_tokens(second, wanted),
         "prompt_tokens_from_cache": cached,
@@ -184,11 +187,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kinds", default=",".join(KINDS), help="comma-separated names")
     parser.add_argument("--tensor-parallel", type=int, default=1, help="number of ranks")
+    parser.add_argument("--compiled", action="store_true", help="with torch.compile in vLLM")
     parser.add_argument("--out", type=Path, help="JSON file; runs of other kinds in it stay")
     given = parser.parse_args()
     runs = []
     for kind in given.kinds.split(","):
-        result = compare(kind, given.tensor_parallel)
+        result = compare(kind, tensor_parallel=given.tensor_parallel, compiled=given.compiled)
         result |= {
             "all_equal": all_equal(result),
             "date": date.today().isoformat(),
@@ -202,14 +206,16 @@ def main() -> int:
 
 
 def write(path: Path, runs: list[dict]) -> None:
-    """Write the runs, in place of earlier ones of the same kind and number of ranks."""
+    """Write the runs, in place of earlier ones of the same kind and settings."""
     earlier = json.loads(path.read_text())["runs"] if path.exists() else []
-    merged = {(run["kind"], run["tensor_parallel"]): run for run in (*earlier, *runs)}
+    merged = {
+        (run["kind"], run["tensor_parallel"], run["compiled"]): run for run in (*earlier, *runs)
+    }
     packages = ("diffattn", "torch", "transformers", vllm_distribution())
     report = {
         "what": "greedy tokens in vLLM that equal those in transformers, for each prompt",
         "versions": {name: version(name) for name in packages},
-        "platform": "CPU, fp32, eager mode",
+        "platform": "CPU, fp32",
         "prompt_lengths": PROMPT_LENGTHS,
         "new_tokens": NEW_TOKENS,
         "model": BASE,
