@@ -6,7 +6,7 @@ questions attend to the encoded items. Sets differ in size, so they are padded, 
 the padding from both.
 
     python examples/cross_attention.py
-    python examples/cross_attention.py --attention v2 --steps 800
+    python examples/cross_attention.py --attention v2
 """
 
 import argparse
@@ -131,7 +131,7 @@ def train(
         loss.backward()
         optimizer.step()
         schedule.step()
-        if step % 100 == 0:
+        if step % 50 == 0:
             print(f"  step {step:4d}  loss {loss.item():.3f}")
 
 
@@ -145,7 +145,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Train with each kind of attention on the same sets; print held-out accuracy."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--attention", choices=[*ATTENTION, "all"], default="all")
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
 

@@ -1,8 +1,8 @@
 """A small vision transformer whose attention is chosen by one argument.
 
-Which of four shapes (circle, square, triangle, cross) is in the image? Place, size, angle and
+Which of four outlines (circle, square, triangle, cross) is in the image? Place, size, angle and
 brightness are random; strokes of random direction and pixel noise are in the way. All images are
-drawn from a seed, nothing is downloaded.
+drawn from the seed; nothing is downloaded.
 
     python examples/vision_transformer.py
     python examples/vision_transformer.py --attention v1 --save-map maps.png
@@ -79,7 +79,7 @@ def draw_images(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]
 
     noise = torch.randn(count, SIDE, SIDE, generator=generator)
     pixels = torch.maximum(shape, stroke) + 0.2 * noise
-    return 3 * pixels.unsqueeze(1), labels  # of about unit variance
+    return 2.5 * pixels.unsqueeze(1), labels  # of about unit variance
 
 
 class Block(nn.Module):
@@ -231,11 +231,14 @@ def main(arguments: list[str] | None = None) -> None:
     for name in ATTENTION if options.attention == "all" else [options.attention]:
         torch.manual_seed(options.seed)
         model = VisionTransformer(name)
-        started = time.perf_counter()
+        started = time.process_time()
         train(model, steps=options.steps, seed=options.seed)
-        seconds = time.perf_counter() - started
+        seconds = time.process_time() - started
         right = held_out(model, images, labels)
-        print(f"{name}: {describe(right, len(labels), 'held-out images')}, {seconds:.0f} s")
+        print(
+            f"{name}: {describe(right, len(labels), 'held-out images')}, "
+            f"{seconds:.0f} s of processor time"
+        )
         if options.save_map:
             save_maps(options.save_map, model, images[0])
 

@@ -63,29 +63,61 @@ def test_an_exported_model_serves_every_batch_and_length(kind):
         torch.testing.assert_close(exported(ids), model(ids), rtol=0, atol=1e-6)
 
 
+class MaskedLogits(Logits):
+    """The same of token ids and their padding mask."""
+
+    def forward(self, ids, mask):
+        return self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+
+
+@pytest.mark.parametrize("kind", ["v1-gqa", "v2-gqa"])
+def test_an_exported_model_takes_padding(kind):
+    pytest.importorskip("transformers", reason="models need the extra hf")
+    import tiny
+
+    model, example = MaskedLogits(kind), (tiny.tokens(3, 7), torch.ones(3, 7, dtype=torch.long))
+    exported = torch.export.export(model, example, dynamic_shapes=(DYNAMIC, DYNAMIC)).module()
+    for ids, mask in both_sides_padded():
+        torch.testing.assert_close(exported(ids, mask), model(ids, mask), rtol=0, atol=1e-6)
+
+
+def both_sides_padded():
+    """Token ids and masks of two sizes, the first row padded left, a later one right."""
+    import tiny
+
+    for batch, length in ((1, 4), (4, 20)):
+        ids = tiny.tokens(batch, length)
+        mask = torch.ones_like(ids)
+        mask[0, :2] = 0
+        mask[1:2, -3:] = 0
+        yield ids, mask
+
+
 @pytest.mark.parametrize("kind", ["v1-gqa", "v2-gqa", "grouped"])
 def test_onnxruntime_gives_the_logits_of_the_model(kind, tmp_path):
+    """Of every token; what stands on padding that sees nothing is finite, no more."""
     pytest.importorskip("transformers", reason="models need the extra hf")
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package, reason="ONNX needs the extra export")
     import onnxruntime
     import tiny
 
-    model = Logits(kind)
+    model, path = MaskedLogits(kind), tmp_path / "model.onnx"
     torch.onnx.export(
         model,
-        (tiny.tokens(3, 7),),
-        str(tmp_path / "model.onnx"),
+        (tiny.tokens(3, 7), torch.ones(3, 7, dtype=torch.long)),
+        str(path),
         dynamo=True,
-        dynamic_shapes=(DYNAMIC,),
-        input_names=["ids"],
+        dynamic_shapes=(DYNAMIC, DYNAMIC),
+        input_names=["ids", "mask"],
         verbose=False,
     )
-    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-    for batch, length in ((1, 4), (4, 20)):
-        ids = tiny.tokens(batch, length)
-        (got,) = session.run(None, {session.get_inputs()[0].name: ids.numpy()})
-        torch.testing.assert_close(torch.from_numpy(got), model(ids), rtol=0, atol=1e-5)
+    session = onnxruntime.InferenceSession(path)
+    for ids, mask in both_sides_padded():
+        (got,) = session.run(None, {"ids": ids.numpy(), "mask": mask.numpy()})
+        got, real = torch.from_numpy(got), mask.bool()
+        torch.testing.assert_close(got[real], model(ids, mask)[real], rtol=0, atol=1e-5)
+        assert got.isfinite().all()
 
 
 class Graphs:
@@ -109,8 +141,9 @@ def strict():
 
 
 @pytest.mark.parametrize("preset", ["v1", "v2", "grouped"])
+@pytest.mark.parametrize("masked", [False, True], ids=["no-mask", "mask"])
 @pytest.mark.parametrize("depth", [2, 12])
-def test_layers_compiled_one_by_one_share_their_graphs(preset, depth, strict):
+def test_layers_compiled_one_by_one_share_their_graphs(preset, depth, masked, strict):
     """Acceptance case 14: at most two graphs for two batch sizes, whatever the depth."""
     builders = {
         "v1": lambda i: DiffAttention.v1(32, match_heads=4, layer_idx=i),
@@ -122,13 +155,16 @@ def test_layers_compiled_one_by_one_share_their_graphs(preset, depth, strict):
     compiled = [torch.compile(layer, fullgraph=True, backend=graphs) for layer in layers]
     for batch in (2, 3):
         x = torch.randn(batch, 6, 32)
+        mask = torch.rand(batch, 1, 6, 6) > 0.3 if masked else None
         for layer, quick in zip(layers, compiled, strict=True):
-            torch.testing.assert_close(quick(x), layer(x), rtol=0, atol=1e-4)
+            got, want = quick(x, mask=mask), layer(x, mask=mask)
+            torch.testing.assert_close(got, want, rtol=0, atol=1e-4)
     assert graphs.count <= 2
 
 
 @pytest.mark.parametrize("kind", ["v1-gqa", "v2-gqa"])
-def test_a_model_compiles_whole_into_one_graph_whatever_its_depth(kind, strict):
+@pytest.mark.parametrize("padded", [False, True], ids=["no-padding", "padding"])
+def test_a_model_compiles_whole_into_one_graph_whatever_its_depth(kind, padded, strict):
     pytest.importorskip("transformers", reason="models need the extra hf")
     import tiny
 
@@ -139,8 +175,11 @@ def test_a_model_compiles_whole_into_one_graph_whatever_its_depth(kind, strict):
         with torch.no_grad():
             for batch in (2, 3):
                 ids = tiny.tokens(batch, 8)
-                got = compiled(ids, use_cache=False).logits
-                want = model(ids, use_cache=False).logits
+                mask = torch.ones_like(ids)
+                mask[0, :3] = 0
+                options = {"attention_mask": mask} if padded else {}
+                got = compiled(ids, use_cache=False, **options).logits
+                want = model(ids, use_cache=False, **options).logits
                 torch.testing.assert_close(got, want, rtol=0, atol=1e-4)
         assert graphs.count <= 2
 

@@ -17,6 +17,11 @@ CHECKPOINTS = {
     "v1-untied": ("v1-gqa", {"tie_word_embeddings": False}),
     "mixed-tied": ("mixed", {}),
     "grouped-start": ("grouped", {"lambda_start": 0.7}),
+    "gate-norms-bias": ("gated qk-norm", {"attention_bias": True}),
+    "latent": ("grouped_latent", {}),
+    "sinks": ("sinks", {}),
+    "lam-per-head": ("v1", {"lam_per": "head"}),
+    "poly-norm": ("v2", {"hidden_act": "poly_norm"}),
 }
 
 LOADER = """
@@ -26,7 +31,7 @@ from diffattn.models import DiffTransformerForCausalLM
 
 found = {}
 for folder in sys.argv[1:]:
-    model = DiffTransformerForCausalLM.from_pretrained(folder)
+    model = DiffTransformerForCausalLM.from_pretrained(folder, attn_implementation="eager")
     state = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
     found[folder] = {
         "range": {n: [t.min().item(), t.max().item(), str(t.dtype)] for n, t in state.items()},
@@ -50,7 +55,7 @@ def test_distinct_constants_survive_a_new_process_bitwise(tmp_path):
     """Acceptance case 15, for every kind of model in one new process."""
     wanted = {}
     for name, (kind, options) in CHECKPOINTS.items():
-        model = tiny.model(kind, **options)
+        model = tiny.model(kind, "eager", **options)
         wanted[str(tmp_path / name)] = (with_distinct_constants(model), model)
         model.save_pretrained(tmp_path / name)
     run = subprocess.run(

@@ -35,8 +35,14 @@ def enable_checkpointing(model, reentrant):
     enable({"use_reentrant": reentrant})
 
 
-@pytest.mark.parametrize("kind", tiny.ONE_OF_EACH)
-@pytest.mark.parametrize("attn", ["sdpa", "eager"])
+@pytest.mark.parametrize(
+    ("kind", "attn"),
+    [
+        *((kind, attn) for kind in tiny.ONE_OF_EACH for attn in ("sdpa", "eager")),
+        *((kind, "sdpa") for kind in ("grouped_latent", "gated qk-norm", "mixed windows")),
+        *tiny.EAGER_CASES,
+    ],
+)
 @pytest.mark.parametrize("reentrant", [False, True], ids=["plain", "reentrant"])
 def test_gradient_checkpointing_gives_equal_gradients(kind, attn, reentrant):
     ids, found = tiny.tokens(2, 9), []

@@ -14,6 +14,19 @@ BUILDERS = {
     "v1": lambda **o: DiffAttention.v1(32, match_heads=4, layer_idx=0, **o),
     "v2": lambda **o: DiffAttention.v2(32, match_heads=4, **o),
     "grouped": lambda **o: DiffAttention.grouped(32, match_heads=8, ratio=2, layer_idx=0, **o),
+    "grouped_latent": lambda **o: DiffAttention.grouped_latent(
+        32, match_heads=4, ratio=2, lam_per="group", **o
+    ),
+    "options": lambda **o: DiffAttention.v1(
+        32,
+        match_heads=4,
+        layer_idx=0,
+        lam_per="head",
+        qk_norm=True,
+        output_gate=True,
+        bias=True,
+        **o,
+    ),
 }
 DIFFERENTIAL = [name for name in BUILDERS if name != "softmax"]
 

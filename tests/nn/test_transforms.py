@@ -30,6 +30,26 @@ def test_vmap_over_lam_equals_a_loop():
     torch.testing.assert_close(got, want, rtol=0, atol=1e-13)
 
 
+def test_vmap_and_grad_take_caps_and_sinks():
+    stacked = operands(3)
+    sinks = torch.randn(3, 4, dtype=torch.float64), torch.randn(3, 2, dtype=torch.float64)
+
+    def loss(sink, sink_noise, *tensors):
+        out = diff_attention(
+            *tensors, lam=0.3, causal=True, window=3, softcap=2.0, sink=sink,
+            sink_noise=sink_noise, impl="reference",
+        )  # fmt: skip
+        return out.square().sum()
+
+    got = vmap(grad(loss, argnums=(0, 1, 2)))(*sinks, *stacked)
+    for i in range(3):
+        leaves = [t[i].clone().requires_grad_() for t in (*sinks, *stacked)]
+        want = torch.autograd.grad(loss(*leaves), leaves[:3])
+        for one, two in zip(got, want, strict=True):
+            assert two.abs().max() > 0
+            torch.testing.assert_close(one[i], two, rtol=0, atol=1e-13)
+
+
 def test_grad_equals_backward():
     tensors = [t.requires_grad_() for t in operands()]
     got = grad(lambda *t: reference(*t).square().sum(), argnums=tuple(range(5)))(*tensors)

@@ -26,7 +26,7 @@ class RMSNorm(Fp32Module):
     def __init__(self, width: int, *, eps: float = 1e-5) -> None:
         super().__init__()
         self.eps = eps
-        self.weight = nn.Parameter(torch.ones(width))
+        self.weight = nn.Parameter(torch.ones(width, dtype=torch.float32))
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise `x` [..., width]."""

@@ -24,8 +24,8 @@ class PolyNorm(Fp32Module):
     def __init__(self, *, eps: float = 1e-6) -> None:
         super().__init__()
         self.eps = eps
-        self.weight = nn.Parameter(torch.full((3,), self.start))
-        self.bias = nn.Parameter(torch.zeros(1))
+        self.weight = nn.Parameter(torch.full((3,), self.start, dtype=torch.float32))
+        self.bias = nn.Parameter(torch.zeros(1, dtype=torch.float32))
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., width] to the same."""
