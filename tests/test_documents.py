@@ -42,6 +42,12 @@ def test_blocks_of_the_readme_that_print(number, capsys):
     assert "torch.Size" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/*.md")), ids=lambda page: page.name)
+def test_blocks_of_the_pages(page):
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
+        exec(compile(block, page.name, "exec"), {})
+
+
 def test_the_block_of_the_readme_that_trains(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (number,) = (n for n, block in enumerate(BLOCKS) if "print" not in block)
