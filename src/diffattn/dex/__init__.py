@@ -1,0 +1,26 @@
+"""DEX: differential attention for models that are already trained.
+
+    O'_h = O_h - lam(t) O_h W_D  for selected heads h, just before the output projection
+
+Source: Kong et al., arXiv 2505.16333.
+"""
+
+from diffattn.dex.adapter import disable, inject, set_step, unload
+from diffattn.dex.config import DexConfig
+from diffattn.dex.merge import merge, unmerge
+from diffattn.dex.sites import Site, find_sites
+from diffattn.dex.storage import load, save
+
+__all__ = [
+    "DexConfig",
+    "Site",
+    "disable",
+    "find_sites",
+    "inject",
+    "load",
+    "merge",
+    "save",
+    "set_step",
+    "unload",
+    "unmerge",
+]
