@@ -62,7 +62,7 @@ def build(name, **options):
     """A tiny random model in evaluation mode."""
     torch.manual_seed(1)
     if name.startswith("diffattn "):
-        return tiny.model(name.removeprefix("diffattn "), **options)
+        return tiny.model(name.removeprefix("diffattn "), "eager", **options)
     kind, chosen = FAMILIES[name]
     config = AutoConfig.for_model(kind, **{**SIZES, **chosen, **options})
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")

@@ -8,11 +8,14 @@ Source: Kong et al., arXiv 2505.16333.
 from diffattn.dex.adapter import disable, inject, set_step, unload
 from diffattn.dex.config import DexConfig
 from diffattn.dex.merge import merge, unmerge
+from diffattn.dex.plan import HeadPlan
+from diffattn.dex.selection import select_heads
 from diffattn.dex.sites import Site, find_sites
 from diffattn.dex.storage import load, save
 
 __all__ = [
     "DexConfig",
+    "HeadPlan",
     "Site",
     "disable",
     "find_sites",
@@ -20,6 +23,7 @@ __all__ = [
     "load",
     "merge",
     "save",
+    "select_heads",
     "set_step",
     "unload",
     "unmerge",
