@@ -188,12 +188,21 @@ class Windows:
         Raises:
             IndexError: `index` is out of range.
         """
+        return self.located(index)[0]
+
+    def located(self, index: int) -> tuple[IntArray, int]:
+        """Return window `index` and the place of its first token in the stream.
+
+        Raises:
+            IndexError: `index` is out of range.
+        """
         epoch, place = divmod(index, len(self))
         if epoch < 0 or (epoch > 0 and self.seed is None):
             raise IndexError(f"window {index} of {len(self)}")
         if self.seed is not None:
             place = int(_window_order(len(self), self.seed, epoch)[place])
-        return self.tokens.read(place * self.length, (place + 1) * self.length)
+        start = place * self.length
+        return self.tokens.read(start, start + self.length), start
 
     def __iter__(self) -> Iterator[IntArray]:
         """Yield the windows of the first epoch."""

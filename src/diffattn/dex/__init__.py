@@ -6,6 +6,7 @@ Source: Kong et al., arXiv 2505.16333.
 """
 
 from diffattn.dex.adapter import disable, inject, set_step, unload
+from diffattn.dex.callback import DexCallback
 from diffattn.dex.config import DexConfig
 from diffattn.dex.merge import merge, unmerge
 from diffattn.dex.plan import HeadPlan
@@ -14,6 +15,7 @@ from diffattn.dex.sites import Site, find_sites
 from diffattn.dex.storage import load, save
 
 __all__ = [
+    "DexCallback",
     "DexConfig",
     "HeadPlan",
     "Site",

@@ -114,6 +114,25 @@ def load(model: nn.Module, folder: str | os.PathLike[str], *, trainable: bool = 
         )
     tensors = _read_tensors(Path(folder) / TENSORS, found["sha256"])
     inject(model, found["config"], trainable=trainable)
+    _fill(model, folder, tensors, found["step"])
+    return model
+
+
+def read_into(model: nn.Module, folder: str | os.PathLike[str]) -> None:
+    """Set an injected model to a saved adapter of the same settings.
+
+    Raises:
+        UserError: the folder holds no adapter, a damaged one, or one of other settings.
+    """
+    found = read_description(folder)
+    if found["config"] != adapter_of(model).config:
+        raise UserError(f"adapter: {folder} was made with other settings of DEX")
+    _fill(model, folder, _read_tensors(Path(folder) / TENSORS, found["sha256"]), found["step"])
+
+
+def _fill(
+    model: nn.Module, folder: str | os.PathLike[str], tensors: dict[str, Tensor], step: int
+) -> None:
     expected = adapter_tensors(model)
     if set(expected) != set(tensors) or any(
         tensors[name].shape != tensor.shape for name, tensor in expected.items()
@@ -122,8 +141,7 @@ def load(model: nn.Module, folder: str | os.PathLike[str], *, trainable: bool = 
     with torch.no_grad():
         for name, tensor in tensors.items():
             model.get_parameter(name).copy_(tensor)
-    set_step(model, found["step"])
-    return model
+    set_step(model, step)
 
 
 def _read_tensors(path: Path, digest: str) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +138,8 @@ def train(
     measure: Callable[[nn.Module], float] | None = None,
     on_progress: Progress | None = None,
     should_stop: Callable[[], bool] | None = None,
+    trainer_class: Callable[..., DiffTrainer] = DiffTrainer,
+    callbacks: Sequence[TrainerCallback] = (),
 ) -> list[str]:
     """Train a causal language model, going on from the newest complete checkpoint in `folder`.
 
@@ -151,6 +153,8 @@ def train(
         measure: gives the held-out loss of the model in nats per token.
         on_progress: called after each step with step, steps and seconds of training.
         should_stop: asked after each step; True in any process saves a checkpoint and stops.
+        trainer_class: makes the Trainer.
+        callbacks: called before those of this function.
 
     Returns:
         Warnings of the monitor.
@@ -171,12 +175,12 @@ def train(
         warnings=monitor.warnings,
     )
     heartbeat = _Heartbeat(metrics, on_progress, should_stop)
-    trainer = DiffTrainer(
+    trainer = trainer_class(
         model=model,
         args=arguments,
         train_dataset=stream,
         data_collator=_collate,
-        callbacks=[monitor, metrics, heartbeat],
+        callbacks=[*callbacks, monitor, metrics, heartbeat],
     )
     trainer.remove_callback(PrinterCallback)
     checkpoint = latest_checkpoint(folder)
