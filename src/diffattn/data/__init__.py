@@ -14,6 +14,7 @@ from diffattn.data.recall import (
     oracle,
     recall_grid,
 )
+from diffattn.data.text_stream import TextStream
 from diffattn.data.tokenizer import cached_tokenizer, load_tokenizer, train_tokenizer
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "RecallStage",
     "RecallStream",
     "RecallTokens",
+    "TextStream",
     "TokenFile",
     "TrainingStream",
     "Windows",

@@ -3,7 +3,7 @@
 from diffattn.evaluation.attention import AttentionShares, attention_shares
 from diffattn.evaluation.intervals import Comparison, compare_to_first
 from diffattn.evaluation.lam import lam_by_layer
-from diffattn.evaluation.loss import window_losses
+from diffattn.evaluation.loss import item_losses, window_losses
 from diffattn.evaluation.recall import RecallOutcome, recall_outcomes
 from diffattn.evaluation.speed import training_rates
 
@@ -13,6 +13,7 @@ __all__ = [
     "RecallOutcome",
     "attention_shares",
     "compare_to_first",
+    "item_losses",
     "lam_by_layer",
     "recall_outcomes",
     "training_rates",

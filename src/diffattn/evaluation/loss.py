@@ -39,3 +39,29 @@ def _batches(windows: Iterable[np.ndarray], size: int) -> Iterator[list[np.ndarr
     iterator = iter(windows)
     while batch := list(islice(iterator, size)):
         yield batch
+
+
+@torch.no_grad()
+def item_losses(model: Any, items: Iterable[dict[str, np.ndarray]]) -> np.ndarray:
+    """Mean loss of each item of packed text, documents kept apart.
+
+        loss(w) = -1/n sum_i log p(w_i | w_1 .. w_{i-1} of the same document)
+
+    Args:
+        model: a causal language model of Hugging Face's interface, on its device.
+        items: each with `input_ids`, `labels` (-100 where nothing counts) and `position_ids`,
+            all [1, L], as `diffattn.data.TextStream` has them.
+
+    Returns:
+        [items] losses in nats per token, in fp64, in the order given.
+    """
+    was_training = model.training
+    model.eval()
+    losses = []
+    for item in items:
+        on_device = {n: torch.as_tensor(array, device=model.device) for n, array in item.items()}
+        labels = on_device.pop("labels")[:, 1:].flatten()
+        logits = model(**on_device, use_cache=False).logits[0, :-1].float()
+        losses.append(F.cross_entropy(logits, labels, ignore_index=-100).double().item())
+    model.train(was_training)
+    return np.array(losses)

@@ -1,0 +1,1 @@
+"""Adaptations of pretrained models: one by one, and against their controls."""

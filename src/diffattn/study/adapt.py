@@ -1,0 +1,283 @@
+"""Train one adapter: `diffattn dex adapt`."""
+
+import functools
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from diffattn.data import TextStream, TokenFile, Windows
+from diffattn.dex import DexCallback, DexConfig, HeadPlan, inject, save, select_heads
+from diffattn.dex.adapter import fingerprint
+from diffattn.dex.base import load_base
+from diffattn.errors import UserError, needs_extra
+from diffattn.evaluation import item_losses
+from diffattn.study.text import Text, prepare_text
+from diffattn.training import TrainConfig, train
+from diffattn.training.adaptation import DexTrainer
+from diffattn.training.trainer import Interrupted
+
+Say = Callable[[str], None]
+SELECTION_SEQUENCES = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptSettings:
+    """What an adaptation is made of.
+
+    Args:
+        model: folder of the base model.
+        data: text to adapt to; None means the bundled speeches.
+        steps: optimizer steps.
+        length: tokens of a window.
+        rows: windows of one optimizer step.
+        learning_rate: peak, after 3 % warm-up, of a cosine to zero.
+        lam_rate: the learning rate of lam as a multiple of it.
+        ramp_steps: T of the schedule; None means half the steps.
+        heads: "entropy", "importance", "all", or the path of a plan.
+        bf16: compute under bf16 autocast; weights stay fp32.
+        heldout_windows: windows of held-out text that are measured before and after.
+        seed: of the order of the text.
+    """
+
+    model: str
+    data: str | None = None
+    steps: int
+    length: int = 1024
+    rows: int = 1
+    learning_rate: float = 1e-4
+    lam_rate: float = 10.0
+    ramp_steps: int | None = None
+    heads: str = "entropy"
+    bf16: bool = False
+    heldout_windows: int = 32
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "rows", "heldout_windows"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        if not self.lam_rate > 0:
+            raise UserError(f"lam_rate: expected more than 0, got {self.lam_rate}")
+
+
+def adapt(
+    settings: AdaptSettings,
+    out: str | os.PathLike[str],
+    *,
+    resume: bool = False,
+    say: Say = print,
+) -> dict[str, Any]:
+    """Adapt a model with DEX and say what became of its held-out loss.
+
+    Args:
+        settings: of the adaptation.
+        out: folder that gets `dex_config.json`, `dex_model.safetensors`, `plan.json`,
+            `adapt.json` and, under `run/`, metrics and checkpoints.
+        resume: go on with what the folder holds.
+        say: gets one line for each step of the work.
+
+    Returns:
+        The content of `adapt.json`: held-out loss before and after in nats per token, their
+        difference with its 95 % interval over windows.
+
+    Raises:
+        UserError: bad settings, model or text; or the folder holds something else.
+        Interrupted: Ctrl-C; a checkpoint was saved.
+    """
+    folder = Path(out)
+    _claim(folder, settings, resume)
+    model = load_base(settings.model)
+    text = prepare_text(settings.data, settings.model, folder / "tokens")
+    _check_same_text(folder, text)
+    heldout = _heldout(text.heldout, settings)
+    stream = TextStream(
+        Windows(text.train, settings.length, seed=settings.seed),
+        rows_per_step=settings.rows,
+        steps=settings.steps,
+    )
+    plan = _plan(model, text.train, settings, folder, say)
+    say(f"measuring the base model on {len(heldout)} held-out windows")
+    before = _measured(folder / "base_losses.json", lambda: item_losses(model, heldout))
+    ramp = settings.steps // 2 if settings.ramp_steps is None else settings.ramp_steps
+    inject(model, DexConfig(heads=plan.heads, ramp_steps=ramp))
+    _train(model, stream, settings, folder / "run", say)
+    save(model, folder)
+    after = item_losses(model, heldout)
+    result = {"settings": asdict(settings), **_change(before, after)}
+    _write_json(folder / "adapt.json", result)
+    low, high = result["interval"]
+    say(
+        f"held-out loss {result['before']:.4f} -> {result['after']:.4f} nats per token, "
+        f"difference {result['difference']:+.4f} [{low:+.4f}, {high:+.4f}]"
+    )
+    say("tuning attention alone may do the same: compare arms before you credit the extension")
+    return result
+
+
+def _claim(folder: Path, settings: AdaptSettings, resume: bool) -> None:
+    path, values = folder / "settings.json", asdict(settings)
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"out: {folder} cannot be made: {error.strerror}") from error
+        _write_json(path, values)
+        return
+    if not resume:
+        raise UserError(f"out: expected a new folder, got {folder}; add --resume to go on with it")
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"out: {folder} holds no adaptation that could go on") from error
+    changed = sorted(n for n in values if known.get(n) != values[n])
+    if changed:
+        name = changed[0]
+        raise UserError(
+            f"{name}: expected {known.get(name)!r}, with which {folder} was begun, "
+            f"got {values[name]!r}"
+        )
+
+
+def _check_same_text(folder: Path, text: Text) -> None:
+    path = folder / "text.json"
+    if path.exists():
+        known = json.loads(path.read_text(encoding="utf-8"))["sha256"]
+        if known != text.digest:
+            raise UserError(f"data: the text is no longer the one that {folder} was begun with")
+    else:
+        _write_json(path, {"sha256": text.digest})
+
+
+def _heldout(tokens: TokenFile, settings: AdaptSettings) -> list[dict[str, np.ndarray]]:
+    windows = Windows(tokens, settings.length, seed=0)
+    count = min(settings.heldout_windows, len(windows))
+    if count < 2:
+        raise UserError(
+            f"length: held-out text has {tokens.tokens:,} tokens, fewer than two windows of "
+            f"{settings.length:,}; use more text or shorter windows"
+        )
+    return list(iter_items(TextStream(windows, rows_per_step=1, steps=count)))
+
+
+def iter_items(stream: TextStream) -> Iterator[dict[str, np.ndarray]]:
+    """The items of a stream in order."""
+    return (stream[index] for index in range(len(stream)))
+
+
+def _plan(
+    model: Any, tokens: TokenFile, settings: AdaptSettings, folder: Path, say: Say
+) -> HeadPlan:
+    path, mark = folder / "plan.json", fingerprint(model)
+    if settings.heads not in ("entropy", "importance", "all"):
+        plan = HeadPlan.read(settings.heads)
+    elif path.exists():
+        plan = HeadPlan.read(path)
+    else:
+        windows = Windows(tokens, settings.length, seed=settings.seed)
+        count = min(SELECTION_SEQUENCES, len(windows))
+        say(f"selecting heads by {settings.heads} over {count} windows")
+        sequences = (torch.as_tensor(windows[n])[None] for n in range(count))
+        chosen: Any = settings.heads
+        plan = select_heads(model, sequences, criterion=chosen)
+    plan.check(mark)
+    plan.save(path)
+    return plan
+
+
+def _train(model: Any, stream: TextStream, settings: AdaptSettings, folder: Path, say: Say) -> None:
+    config = TrainConfig(
+        steps=settings.steps,
+        rows_per_step=settings.rows,
+        rows_per_device=1,
+        learning_rate=settings.learning_rate,
+        warmup_share=0.03,
+        final_lr_share=0.0,
+        weight_decay=0.0,
+        seed=settings.seed,
+        bf16=settings.bf16,
+        save_every=max(1, min(50, settings.steps // 4)),
+    )
+    shown = time.monotonic()
+
+    def on_progress(step: int, steps: int, seconds: float) -> None:
+        nonlocal shown
+        if step == steps or time.monotonic() - shown > 10:
+            shown = time.monotonic()
+            rate = step * settings.rows * settings.length / max(seconds, 1e-9)
+            left = (steps - step) * seconds / max(step, 1)
+            say(f"step {step} of {steps}, {rate:,.0f} tokens/s, {left / 60:.1f} min left")
+
+    with stop_requests() as asked:
+        train(
+            model,
+            stream,
+            config,
+            folder,
+            on_progress=on_progress,
+            should_stop=asked,
+            trainer_class=functools.partial(DexTrainer, lam_rate=settings.lam_rate),
+            callbacks=[DexCallback()],
+        )
+
+
+@contextmanager
+def stop_requests() -> Iterator[Callable[[], bool]]:
+    """Inside the block the first Ctrl-C is a request, asked for by what the block gets.
+
+    Yields:
+        A function that tells whether Ctrl-C was pressed.
+    """
+    pressed = False
+
+    def note(number: int, frame: Any) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _measured(path: Path, measure: Callable[[], np.ndarray]) -> np.ndarray:
+    if path.exists():
+        return np.array(json.loads(path.read_text(encoding="utf-8")))
+    losses = measure()
+    _write_json(path, losses.tolist())
+    return losses
+
+
+def _change(before: np.ndarray, after: np.ndarray) -> dict[str, Any]:
+    with needs_extra("the interval of a difference", "eval"):
+        from scipy.stats import t
+    change = after - before
+    half = t.ppf(0.975, len(change) - 1) * change.std(ddof=1) / len(change) ** 0.5
+    mean = change.mean()
+    return {
+        "before": before.mean(),
+        "after": after.mean(),
+        "difference": mean,
+        "interval": [mean - half, mean + half],
+        "windows": len(change),
+    }
+
+
+def _write_json(path: Path, value: Any) -> None:
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    os.replace(draft, path)
+
+
+__all__ = ["AdaptSettings", "Interrupted", "adapt", "iter_items", "stop_requests"]

@@ -1,0 +1,117 @@
+"""A stock checkpoint from a base model and its adapter: `diffattn dex merge`."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from diffattn.dex import load, merge
+from diffattn.dex.base import load_base
+from diffattn.dex.storage import read_description
+from diffattn.errors import UserError
+
+_TOKENS = 64
+_COPIED = ("tokenizer*.json", "tokenizer.model", "vocab*", "merges.txt", "*.jinja")
+_COPIED += ("special_tokens_map.json", "added_tokens.json", "generation_config.json")
+
+
+def merge_checkpoint(
+    adapter: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    base: str | os.PathLike[str] | None = None,
+    say: Callable[[str], None] = print,
+) -> float:
+    """Fold an adapter into its base and write a checkpoint that transformers loads by itself.
+
+    The fold is done in fp32 and rounded once to the dtype of the base's checkpoint.
+
+    Args:
+        adapter: folder of `dex_config.json` and `dex_model.safetensors`.
+        out: new folder; appears when it is whole.
+        base: folder of the base model; None means the one that the adapter was trained on.
+        say: gets a line about the change of logits.
+
+    Returns:
+        The largest change of a logit by the fold, both sides in fp32.
+
+    Raises:
+        UserError: a folder is not what it should be, or `out` holds something.
+    """
+    target = Path(out)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError(f"out: expected a new folder, got {target}")
+    described = read_description(adapter)
+    source = Path(base if base is not None else described["base"]["name"] or ".")
+    if base is None and not source.is_dir():
+        raise UserError(f"base: expected the folder of the base model, not found: {source}")
+    model = load_base(source)
+    stored = getattr(model.config, "dtype", None)
+    load(model, adapter)
+    ids = torch.randint(
+        model.config.get_text_config().vocab_size,
+        (1, _TOKENS),
+        generator=torch.Generator().manual_seed(0),
+    )
+    before = _logits(model, ids)
+    merge(model)
+    change = (_logits(model, ids) - before).abs().max().item()
+    say(f"largest change of a logit by the fold, in fp32: {change:.2e}")
+    dtype = _stored_dtype(source)
+    if dtype != torch.float32:
+        model.to(dtype)
+        rounded = (_logits(model, ids).float() - before).abs().max().item()
+        say(f"with all weights rounded to {str(dtype).removeprefix('torch.')}: {rounded:.2e}")
+    elif stored is not None:
+        model.config.dtype = torch.float32
+    _write(model, source, target)
+    say(f"stock checkpoint: {target}")
+    return change
+
+
+@torch.no_grad()
+def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    return model(input_ids=ids, use_cache=False).logits
+
+
+def _stored_dtype(source: Path) -> torch.dtype:
+    """The dtype of the largest tensor of a checkpoint."""
+    from safetensors import safe_open
+
+    sizes: dict[str, int] = {}
+    for path in source.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118 not a dictionary
+                part = file.get_slice(name)
+                size = 1
+                for length in part.get_shape():
+                    size *= length
+                sizes[part.get_dtype()] = sizes.get(part.get_dtype(), 0) + size
+    known = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+    return known.get(max(sizes, key=lambda kind: sizes[kind]), torch.float32)
+
+
+def _write(model: Any, source: Path, target: Path) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as error:
+        raise UserError(f"out: {target} cannot be made: {error.strerror}") from error
+    try:
+        model.save_pretrained(draft)
+        for pattern in _COPIED:
+            for path in source.glob(pattern):
+                if path.is_file() and not (draft / path.name).exists():
+                    shutil.copyfile(path, draft / path.name)
+        draft.chmod(0o755)
+        if target.is_dir():
+            target.rmdir()  # an empty one
+        draft.rename(target)
+    except OSError as error:
+        raise UserError(f"out: {target} cannot be written: {error.strerror}") from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)

@@ -1,0 +1,171 @@
+"""`diffattn dex adapt`, `select` and `merge`, from a folder to a stock checkpoint."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="DEX needs the extra hf")
+sys.path.append(str(Path(__file__).parents[1] / "dex"))
+
+import families
+
+from diffattn.cli import main
+from diffattn.data import train_tokenizer
+from diffattn.dex.plan import HeadPlan
+
+SPEECH = "the state of our union is strong and we will work for peace and for the people"
+WORDS = SPEECH.split()
+
+
+def text(count):
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(count):
+        places = torch.randint(len(WORDS), (40,), generator=generator)
+        yield " ".join(WORDS[place] for place in places.tolist())
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A folder with a tiny model in bf16 and its tokenizer, and a text."""
+    folder = tmp_path_factory.mktemp("base")
+    texts = list(text(120))
+    tokenizer = train_tokenizer(texts, 270)
+    model = families.build("llama", vocab_size=300, hidden_size=32).bfloat16()
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    lines = [json.dumps({"text": entry}) for entry in texts]
+    (folder / "text.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+def adapt(base, out, *more, steps=6):
+    arguments = ["dex", "adapt", str(base / "model"), "--data", str(base / "text.jsonl")]
+    arguments += ["--out", str(out), "--steps", str(steps), "--length", "48"]
+    return main([*arguments, "--learning-rate", "1e-2", "--heldout-windows", "6", *more])
+
+
+@pytest.fixture(scope="module")
+def adapted(base, tmp_path_factory):
+    out = tmp_path_factory.mktemp("adapted") / "adapter"
+    assert adapt(base, out) == 0
+    return out
+
+
+def test_an_adaptation_lowers_the_held_out_loss(adapted):
+    result = json.loads((adapted / "adapt.json").read_text())
+    low, high = result["interval"]
+    assert low < high < 0
+    assert result["difference"] == pytest.approx(result["after"] - result["before"])
+    plan = HeadPlan.read(adapted / "plan.json")
+    assert {len(heads) for heads in plan.heads.values()} == {2}
+    assert {path.name for path in adapted.glob("dex_*")} == {
+        "dex_config.json", "dex_model.safetensors"
+    }  # fmt: skip
+    assert len((adapted / "run" / "metrics.jsonl").read_text().splitlines()) == 6
+
+
+GENERATE = """
+import sys
+sys.modules["diffattn"] = None  # as if it were not installed
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+ids = tokenizer("the state of our union", return_tensors="pt")["input_ids"]
+print(model.dtype, model.generate(ids, max_new_tokens=8, do_sample=False)[0].tolist())
+"""
+
+
+def test_the_merged_checkpoint_generates_in_plain_transformers(base, adapted, tmp_path, capsys):
+    assert main(["dex", "merge", str(adapted), "--out", str(tmp_path / "merged")]) == 0
+    said = capsys.readouterr().err
+    change = float(said.split("in fp32: ")[1].split()[0])
+    assert change < 1e-5
+    assert "rounded to bfloat16" in said
+    run = [sys.executable, "-c", GENERATE, str(tmp_path / "merged")]
+    done = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("torch.bfloat16 [")
+    assert main(["dex", "merge", str(adapted), "--out", str(tmp_path / "merged")]) == 2
+
+
+def test_select_writes_a_plan_and_a_picture_that_adapt_takes(base, tmp_path, capsys):
+    out = tmp_path / "plan.json"
+    arguments = ["dex", "select", str(base / "model"), "--data", str(base / "text.jsonl")]
+    arguments += ["--out", str(out), "--sequences", "3", "--length", "48", "--count", "1"]
+    assert main(arguments) == 0
+    shown = capsys.readouterr()
+    assert shown.out.count("[") == 3  # two heads and the legend
+    assert "peak memory" in shown.err
+    assert out.with_suffix(".png").exists()
+    assert adapt(base, tmp_path / "out", "--heads", str(out), steps=2) == 0
+    config = json.loads((tmp_path / "out" / "dex_config.json").read_text())["config"]
+    assert [len(heads) for heads in config["heads"].values()] == [1, 1]
+
+
+def test_a_finished_adaptation_is_not_trained_again(base, adapted, capsys):
+    before = (adapted / "dex_model.safetensors").read_bytes()
+    assert adapt(base, adapted) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert adapt(base, adapted, "--resume") == 0
+    assert (adapted / "dex_model.safetensors").read_bytes() == before
+
+
+def pickled(folder):
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "pytorch_model.bin").write_bytes(b"")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (lambda b, p: ["adapt", str(p / "absent"), "--steps", "1", "--out", str(p / "o")], "model"),
+        (lambda b, p: ["adapt", str(p), "--steps", "1", "--out", str(p / "o")], "config.json"),
+        (
+            lambda b, p: ["adapt", str(pickled(p / "b")), "--steps", "1", "--out", str(p / "o")],
+            "only pickled weights",
+        ),
+        (
+            lambda b, p: [
+                *("adapt", str(b / "model"), "--data", str(b / "text.jsonl"), "--steps", "1"),
+                *("--out", str(p / "o"), "--length", "100k"),
+            ],
+            "fewer than one window",
+        ),
+        (
+            lambda b, p: ["adapt", str(b / "model"), "--steps", "0", "--out", str(p / "o")],
+            "steps: expected at least 1",
+        ),
+        (
+            lambda b, p: [
+                *("adapt", str(b / "model"), "--data", str(b / "text.jsonl"), "--steps", "1"),
+                *("--out", str(p / "o"), "--length", "48", "--heads", str(p / "no.json")),
+            ],
+            "plan: ",
+        ),
+        (lambda b, p: ["merge", str(p), "--out", str(p / "o")], "expected a folder with dex_conf"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments, says, base, tmp_path, capsys):
+    assert main(["dex", *arguments(base, tmp_path)]) == 2
+    error = capsys.readouterr().err.strip().splitlines()
+    assert error[-1].startswith("diffattn dex: ")
+    assert says in error[-1]
+
+
+def test_other_settings_do_not_go_on_with_a_folder(base, adapted, capsys):
+    assert adapt(base, adapted, "--resume", steps=7) == 2
+    assert "steps: expected 6" in capsys.readouterr().err
+
+
+def test_an_adapter_of_another_base_is_refused(adapted, tmp_path, capsys):
+    families.build("llama", vocab_size=290).save_pretrained(tmp_path / "other")
+    arguments = ["dex", "merge", str(adapted), "--base", str(tmp_path / "other")]
+    assert main([*arguments, "--out", str(tmp_path / "out")]) == 2
+    assert "expected the base of the adapter" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
