@@ -66,45 +66,47 @@ class EntropyMeter:
         key = key.repeat_interleave(groups, dim=1)
         value = value.repeat_interleave(groups, dim=1)
         factor = query.shape[-1] ** -0.5 if scaling is None else scaling
+        causal = kwargs.get("is_causal", getattr(module, "is_causal", True))
         outputs = []
         for start in range(0, query.shape[2], _ROWS):
             rows = slice(start, min(start + _ROWS, query.shape[2]))
-            scores = (query[:, :, rows] @ key.transpose(2, 3)).float() * factor
+            # without a mask there are as many keys as queries, none of them after the last row
+            keys = rows.stop if attention_mask is None and causal else key.shape[2]
+            scores = (query[:, :, rows] @ key[:, :, :keys].transpose(2, 3)).float() * factor
             if softcap is not None:
                 scores = softcap * (scores / softcap).tanh()
-            scores = _masked(scores, attention_mask, rows, module, kwargs)
-            weights = scores.softmax(-1)
-            self._add(layer, scores[:, :, max(0, self.skip - start) :])
-            outputs.append(weights.to(value.dtype) @ value)
+            scores = _masked(scores, attention_mask, rows, causal=causal)
+            logs = scores.logsumexp(-1, keepdim=True)
+            weights = (scores - logs).exp_()
+            self._add(layer, scores, weights, logs, max(0, self.skip - start))
+            outputs.append(weights.to(value.dtype) @ value[:, :, :keys])
         return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
 
-    def _add(self, layer: int, scores: Tensor) -> None:
-        scores = scores if self.first_key else scores[..., 1:]
+    def _add(self, layer: int, scores: Tensor, weights: Tensor, logs: Tensor, skip: int) -> None:
+        scores, weights, logs = (t[:, :, skip:] for t in (scores, weights, logs))
+        if not self.first_key:
+            scores = scores[..., 1:]
+            logs = scores.logsumexp(-1, keepdim=True)
+            weights = (scores - logs).exp_()
         if not scores.numel():
             return
-        logs = scores.log_softmax(-1)
-        hidden = logs == -math.inf
-        entropy = -(logs.exp() * logs.masked_fill(hidden, 0.0)).sum(-1)
+        # what is hidden has the score -inf and no weight
+        expected = (weights * scores.clamp(min=torch.finfo(scores.dtype).min)).sum(-1)
+        entropy = logs.squeeze(-1) - expected
         if layer not in self.sums:
             self.sums[layer] = torch.zeros(scores.shape[1], dtype=torch.float64)
             self.rows[layer] = 0
-        self.sums[layer] += entropy.double().sum((0, 2)).cpu()
+        self.sums[layer] += entropy.sum((0, 2), dtype=torch.float64).cpu()
         self.rows[layer] += scores.shape[0] * scores.shape[2]
 
 
-def _masked(
-    scores: Tensor,
-    mask: Tensor | None,
-    rows: slice,
-    module: nn.Module,
-    options: dict[str, Any],
-) -> Tensor:
+def _masked(scores: Tensor, mask: Tensor | None, rows: slice, *, causal: bool) -> Tensor:
     if mask is not None:
         part = mask[:, :, rows, : scores.shape[-1]]
         if part.dtype == torch.bool:
             return scores.masked_fill(~part, -math.inf)
         return scores + part
-    if options.get("is_causal", getattr(module, "is_causal", True)):
+    if causal:
         keys = torch.arange(scores.shape[-1], device=scores.device)
         own = torch.arange(rows.start, rows.stop, device=scores.device)
         return scores.masked_fill(keys > own[:, None], -math.inf)
