@@ -25,6 +25,20 @@ settings.register_profile(
 settings.load_profile("default")  # `--hypothesis-profile=many` chooses the other
 
 
+# folders whose every test needs an optional package
+NEEDS = {"transformers": ["models", "dex", "study"]}
+MISSING = [name for name in NEEDS if importlib.util.find_spec(name) is None]
+collect_ignore = [folder for name in MISSING for folder in NEEDS[name]]
+
+
+def pytest_report_header():
+    return [
+        f"not run: tests/{folder}, which need the extra hf ({name} is not installed)"
+        for name in MISSING
+        for folder in NEEDS[name]
+    ]
+
+
 @pytest.fixture(autouse=True)
 def _fixed_seed():
     torch.manual_seed(0)
