@@ -110,8 +110,8 @@ def test_a_picture_without_matplotlib_names_the_extra(monkeypatch, capsys):
     [
         ("no-such-folder/maps.png", "expected a file in a folder that exists, got "),
         (".", "expected a file in a folder that exists, got "),
-        ("maps", "expected a picture (.eps, "),
-        ("maps.xyz", "expected a picture (.eps, "),
+        ("maps", "expected a picture (."),
+        ("maps.xyz", "expected a picture (."),
     ],
 )
 def test_a_picture_that_cannot_be_written_is_refused_before_training(
