@@ -10,10 +10,10 @@ from diffattn.nn import DiffAttention, PolyNorm, RMSNorm, SoftmaxAttention
 WIDTH = 32
 BUILDERS = {
     "SoftmaxAttention": lambda **o: SoftmaxAttention(WIDTH, num_heads=8, **o),
-    "DiffAttention.v1": lambda **o: DiffAttention.v1(WIDTH, match_heads=8, layer_idx=0, **o),
+    "DiffAttention.v1": lambda **o: DiffAttention.v1(WIDTH, match_heads=8, **{"layer_idx": 0, **o}),
     "DiffAttention.v2": lambda **o: DiffAttention.v2(WIDTH, match_heads=8, **o),
     "DiffAttention.grouped": lambda **o: DiffAttention.grouped(
-        WIDTH, ratio=2, match_heads=8, layer_idx=0, **o
+        WIDTH, ratio=2, match_heads=8, **{"layer_idx": 0, **o}
     ),
     "DiffAttention.grouped_latent": lambda **o: DiffAttention.grouped_latent(
         WIDTH, ratio=2, match_heads=8, **o
@@ -22,10 +22,9 @@ BUILDERS = {
         WIDTH,
         sizes=DiffAttention.v1(WIDTH, match_heads=8, layer_idx=0).sizes,
         lam="exponential",
-        layer_idx=0,
         own_noise_key=True,
         head_norm=True,
-        **o,
+        **{"layer_idx": 0, **o},
     ),
 }
 DIFFERENTIAL = [name for name in BUILDERS if name != "SoftmaxAttention"]
@@ -40,6 +39,7 @@ BAD_IN_DIFFERENTIAL = {
     "lambda_std": ((-0.1, math.nan, math.inf, None), "expected a finite number, at least 0"),
     "lambda_start": ((math.nan, math.inf), "expected a finite number"),
     "lambda_offset": ((math.nan, math.inf), "expected a finite number"),
+    "layer_idx": ((math.nan, math.inf), "expected a finite number"),
 }
 
 

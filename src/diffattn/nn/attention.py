@@ -196,6 +196,7 @@ class DiffAttention(AttentionLayer):
         check_options(type(self).__name__, options, LayerOptions.__optional_keys__)
         check_number("lambda_std", lambda_std, least=0)
         check_number("lambda_offset", lambda_offset)
+        check_number("layer_idx", layer_idx)
         if lambda_start is not None:
             check_number("lambda_start", lambda_start)
         query_heads = sizes.num_diff_heads + sizes.num_noise_heads
