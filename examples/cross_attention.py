@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+import arguments
 import torch
 import torch.nn.functional as F
 from accuracy import describe
@@ -141,13 +142,13 @@ def right_answers(model: nn.Module, sets: Sets) -> int:
     return int((model(sets).argmax(-1) == sets.answers).sum())
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None) -> None:
     """Train with each kind of attention on the same sets; print held-out accuracy."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--attention", choices=[*ATTENTION, "all"], default="all")
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=arguments.steps, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(argv)
 
     sets = draw_sets(1000, torch.Generator().manual_seed(options.seed + 1_000_000))
     for name in ATTENTION if options.attention == "all" else [options.attention]:

@@ -12,7 +12,9 @@ import argparse
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+import arguments
 import torch
 import torch.nn.functional as F
 from accuracy import describe
@@ -177,7 +179,7 @@ def attention_maps(model: VisionTransformer, image: Tensor) -> dict[str, Tensor]
     return {"signal": signal[0], "noise": noise[0], "signal - lam noise": difference[0]}
 
 
-def save_maps(path: str, model: VisionTransformer, image: Tensor) -> None:
+def save_maps(path: Path, model: VisionTransformer, image: Tensor) -> None:
     """Draw, for each head of the last layer, how much each patch counts in the pooled output.
 
     That is the mean over queries of the map, because the output is the mean over tokens.
@@ -210,22 +212,30 @@ def save_maps(path: str, model: VisionTransformer, image: Tensor) -> None:
     figure.savefig(path, dpi=120)
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None) -> None:
     """Train with each kind of attention on the same images; print held-out accuracy."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--attention", choices=[*ATTENTION, "all"], default="all")
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=arguments.steps, default=400)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--save-map", metavar="FILE.png", help="draw the maps of one image")
-    options = parser.parse_args(arguments)
+    parser.add_argument(
+        "--save-map", type=arguments.new_file, metavar="FILE.png", help="draw the maps of one image"
+    )
+    options = parser.parse_args(argv)
     if options.save_map:
         if options.attention == "all":
             parser.error("--save-map: draws one model, name it with --attention")
         try:
             with needs_extra("--save-map", "plot"):
-                import matplotlib.figure  # noqa: F401
+                from matplotlib.figure import Figure
         except UserError as error:
             parser.error(str(error))
+        kinds = Figure().canvas.get_supported_filetypes()
+        if options.save_map.suffix[1:].lower() not in kinds:
+            parser.error(
+                f"--save-map: expected a picture (.{', .'.join(sorted(kinds))}), got "
+                f"{options.save_map.name!r}"
+            )
 
     images, labels = draw_images(2000, torch.Generator().manual_seed(options.seed + 1_000_000))
     for name in ATTENTION if options.attention == "all" else [options.attention]:

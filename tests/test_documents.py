@@ -1,7 +1,9 @@
 """Every example that a reader can copy runs."""
 
+import ast
 import doctest
 import importlib.util
+import inspect
 import pkgutil
 import re
 from pathlib import Path
@@ -42,10 +44,32 @@ def test_blocks_of_the_readme_that_print(number, capsys):
     assert "torch.Size" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/*.md")), ids=lambda page: page.name)
-def test_blocks_of_the_pages(page):
-    for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
-        exec(compile(block, page.name, "exec"), {})
+PAGES = {
+    f"{page.name}-{number}": block
+    for page in sorted(ROOT.glob("docs/*.md"))
+    for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+}
+
+
+@pytest.mark.parametrize("name", list(PAGES))
+def test_blocks_of_the_pages(name):
+    block = PAGES[name]
+    if "transformers" in block or "diffattn.models" in block:
+        newer = re.search(r"# transformers ([\d.]+) or newer", block)
+        pytest.importorskip("transformers", minversion=newer and newer[1])
+    exec(compile(block, name, "exec"), {})
+
+
+def test_the_page_of_the_layers_has_every_option_with_its_default():
+    text = (ROOT / "docs/layers.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", text, flags=re.MULTILINE))
+    assert set(rows) == diffattn.nn.DiffOptions.__optional_keys__
+    builders = (diffattn.nn.AttentionLayer, diffattn.DiffAttention)
+    for parameters in (inspect.signature(builder).parameters for builder in builders):
+        for name in set(rows) & set(parameters) - {"lam_per", "head_norm"}:
+            default = parameters[name].default
+            written = ast.literal_eval(rows[name].split(";")[0])
+            assert written == default, name
 
 
 def test_the_block_of_the_readme_that_trains(tmp_path, monkeypatch):

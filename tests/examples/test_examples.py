@@ -105,6 +105,35 @@ def test_a_picture_without_matplotlib_names_the_extra(monkeypatch, capsys):
     assert "diffattn[plot]" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("no-such-folder/maps.png", "expected a file in a folder that exists, got "),
+        (".", "expected a file in a folder that exists, got "),
+        ("maps", "expected a picture (."),
+        ("maps.xyz", "expected a picture (."),
+    ],
+)
+def test_a_picture_that_cannot_be_written_is_refused_before_training(
+    path, expected, monkeypatch, tmp_path, capsys
+):
+    pytest.importorskip("matplotlib", reason="pictures need the extra plot")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(vision, "train", None)
+    with pytest.raises(SystemExit, match="2"):
+        vision.main(["--attention", "v1", "--save-map", path])
+    assert "--save-map: " + expected in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("steps", ["0", "-3", "x"])
+@pytest.mark.parametrize("example", [cross, vision], ids=["cross", "vision"])
+def test_no_steps_are_refused(example, steps, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        example.main([f"--steps={steps}"])
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.endswith(f"--steps: expected a whole number, at least 1, got {steps!r}")
+
+
 def test_questions_ask_for_visible_items():
     sets = cross.draw_sets(100, drawn(0))
     found = (sets.questions[:, :, None] == sets.keys[:, None, :]) & sets.visible[:, None, :]

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self, Unpack
 import torch.nn.functional as F
 from torch import Tensor
 
+from diffattn.nn.checks import check_number, check_options
 from diffattn.nn.lambdas import ExponentialLambda, LambdaPer, SigmoidLambda
 from diffattn.nn.layer import AttentionLayer, LayerOptions
 from diffattn.nn.norm import HeadNorm
@@ -39,7 +40,8 @@ class SoftmaxAttention(AttentionLayer):
         **options: see `LayerOptions`.
 
     Raises:
-        ValueError: heads do not divide.
+        ValueError: heads do not divide, or an option has no meaning.
+        TypeError: an option is unknown.
 
     Source: Vaswani et al., arXiv 1706.03762, section 3.2.
     """
@@ -53,6 +55,7 @@ class SoftmaxAttention(AttentionLayer):
         head_dim: int | None = None,
         **options: Unpack[LayerOptions],
     ) -> None:
+        check_options(type(self).__name__, options, LayerOptions.__optional_keys__)
         groups, head_dim = match_softmax(
             hidden_size,
             num_heads=num_heads,
@@ -158,7 +161,9 @@ class DiffAttention(AttentionLayer):
     their options `q_norm`, `k_norm`, `g_proj` and `sinks` (in stripes).
 
     Raises:
-        ValueError: sizes do not divide, a pair would read two key groups, or a value is unknown.
+        ValueError: sizes do not divide, a pair would read two key groups, or a value has no
+            meaning.
+        TypeError: an option is unknown.
         NotImplementedError: the named `impl` cannot serve the other options.
 
     Example:
@@ -188,6 +193,12 @@ class DiffAttention(AttentionLayer):
         dropout_masks: Literal["shared", "independent"] = "shared",
         **options: Unpack[LayerOptions],
     ) -> None:
+        check_options(type(self).__name__, options, LayerOptions.__optional_keys__)
+        check_number("lambda_std", lambda_std, least=0)
+        check_number("lambda_offset", lambda_offset)
+        check_number("layer_idx", layer_idx)
+        if lambda_start is not None:
+            check_number("lambda_start", lambda_start)
         query_heads = sizes.num_diff_heads + sizes.num_noise_heads
         super().__init__(
             hidden_size,
@@ -251,6 +262,7 @@ class DiffAttention(AttentionLayer):
         Warns:
             UserWarning: `num_diff_heads` narrows the heads of the matched Transformer.
         """
+        check_options(f"{cls.__name__}.v1", options, DiffOptions.__optional_keys__)
         return cls.grouped(
             hidden_size,
             ratio=1,
@@ -287,6 +299,7 @@ class DiffAttention(AttentionLayer):
         Raises:
             ValueError: heads do not divide.
         """
+        check_options(f"{cls.__name__}.v2", options, DiffOptions.__optional_keys__)
         sizes = match_v2(
             hidden_size,
             match_heads=match_heads,
@@ -333,6 +346,7 @@ class DiffAttention(AttentionLayer):
         Raises:
             ValueError: heads do not divide.
         """
+        check_options(f"{cls.__name__}.grouped", options, DiffOptions.__optional_keys__)
         sizes = match_v1(
             hidden_size,
             match_heads=match_heads,
@@ -386,6 +400,7 @@ class DiffAttention(AttentionLayer):
         Differs: Motif 3 makes queries, keys and values from low-rank latents, with a rotary part
             shared by all heads, and its gate from the queries' latent; here all come from x.
         """
+        check_options(f"{cls.__name__}.grouped_latent", options, DiffOptions.__optional_keys__)
         sizes = match_v2(
             hidden_size,
             match_heads=match_heads,

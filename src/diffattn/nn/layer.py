@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from diffattn.nn.cache import KeyValueCache
+from diffattn.nn.checks import check_number, check_sequence
 from diffattn.nn.norm import RMSNorm
 from diffattn.ops import apply_rotary, rotary_angles
 from diffattn.ops.attention import check_numbers
@@ -87,8 +88,20 @@ class AttentionLayer(nn.Module):
     ) -> None:
         super().__init__()
         check_numbers(window, softcap, dropout)
-        if rope_theta is not None and head_dim % 2:
-            raise ValueError(f"head_dim: rotary positions need an even width, got {head_dim}")
+        check_number("norm_eps", norm_eps, least=0)
+        if qk_norm_eps is not None:
+            check_number("qk_norm_eps", qk_norm_eps, least=0)
+        if rope_theta is not None:
+            check_number("rope_theta", rope_theta, above=0)
+            if head_dim % 2:
+                raise ValueError(f"head_dim: rotary positions need an even width, got {head_dim}")
+        if query_only and context_size is not None:
+            raise ValueError(
+                "context_size: expected None in a query_only layer, which has no keys of its own, "
+                f"got {context_size}"
+            )
+        self.hidden_size = hidden_size
+        self.context_size = hidden_size if context_size is None else context_size
         self.head_dim, self.value_dim = head_dim, value_dim
         self.scaling = head_dim**-0.5
         self.causal, self.window, self.rope_theta = causal, window, rope_theta
@@ -96,9 +109,8 @@ class AttentionLayer(nn.Module):
         self.dropout, self.impl = dropout, impl
         self.q_proj = nn.Linear(hidden_size, query_heads * head_dim, bias=bias)
         if not query_only:
-            context_size = hidden_size if context_size is None else context_size
-            self.k_proj = nn.Linear(context_size, key_heads * head_dim, bias=bias)
-            self.v_proj = nn.Linear(context_size, value_heads * value_dim, bias=bias)
+            self.k_proj = nn.Linear(self.context_size, key_heads * head_dim, bias=bias)
+            self.v_proj = nn.Linear(self.context_size, value_heads * value_dim, bias=bias)
         joined = output_heads * value_dim
         self.g_proj = nn.Linear(hidden_size, joined, bias=False) if output_gate else None
         output_bias = bias if output_bias is None else output_bias
@@ -131,7 +143,15 @@ class AttentionLayer(nn.Module):
 
         Returns:
             Keys [B, S, heads, D] and values [B, S, G, E].
+
+        Raises:
+            ValueError: this layer is `query_only` itself, or `context` has another shape.
         """
+        if self.query_only:
+            raise ValueError(
+                "key_values: this layer is query_only; call the layer whose keys it reads"
+            )
+        check_sequence("context", context, *self._context_width())
         rotation = self._rotation(context, positions, 0)
         return self.keys(context, rotation), self.values(context)
 
@@ -174,10 +194,12 @@ class AttentionLayer(nn.Module):
             [B, T, hidden_size] in the dtype of `x`.
 
         Raises:
+            ValueError: `x` or `context` is no [B, T, width] of the layer's width.
             ValueError: `context` is given to a causal layer, to one with rotary positions, or
                 together with `cache`; `key_values` is given to a layer with keys of its own, or
                 missing from one without.
         """
+        check_sequence("x", x, "hidden_size", self.hidden_size)
         self._check_sources(context, cache, key_values)
         if key_values is not None:
             k, v = key_values
@@ -209,6 +231,11 @@ class AttentionLayer(nn.Module):
             name = "cache" if context is None else "context"
             raise ValueError(f"{name}: expected None in a query_only layer; give key_values")
         if context is None:
+            if self.context_size != self.hidden_size:
+                raise ValueError(
+                    f"context: expected [B, S, context_size] = [B, S, {self.context_size}], for "
+                    "keys of that width, got None"
+                )
             return
         if self.causal:
             raise ValueError("context: a causal layer attends to itself; build it causal=False")
@@ -219,6 +246,11 @@ class AttentionLayer(nn.Module):
                 "context: rotary positions are defined for self-attention; build a "
                 "cross-attention layer with rope_theta=None"
             )
+        check_sequence("context", context, *self._context_width())
+
+    def _context_width(self) -> tuple[str, int]:
+        own = self.context_size == self.hidden_size
+        return "hidden_size" if own else "context_size", self.context_size
 
     def _joined(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         return self.output(x, self._attend(x, q, k, v, mask)).to(x.dtype)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from diffattn.nn.checks import check_number
 from diffattn.nn.fp32 import Fp32Module
 
 
@@ -18,6 +19,9 @@ class RMSNorm(Fp32Module):
     Input and output have the same shape and dtype; the statistics are taken in fp32 or better.
     `weight` [width] stays fp32 in models of lower precision.
 
+    Raises:
+        ValueError: `eps` is negative or not finite.
+
     Source: Zhang and Sennrich, arXiv 1910.07467, Eq. 4.
     Differs: torch's own module returns the weight's dtype under autocast; this one returns the
         input's.
@@ -25,6 +29,7 @@ class RMSNorm(Fp32Module):
 
     def __init__(self, width: int, *, eps: float = 1e-5) -> None:
         super().__init__()
+        check_number("eps", eps, least=0)
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(width, dtype=torch.float32))
 

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from diffattn.nn.checks import check_number
 from diffattn.nn.fp32 import Fp32Module
 
 
@@ -16,6 +17,9 @@ class PolyNorm(Fp32Module):
 
     Parameters `weight` [3] and `bias` [1], fp32. Input and output have the same shape and dtype.
 
+    Raises:
+        ValueError: `eps` is negative or not finite.
+
     Source: Zhuo et al., arXiv 2411.03884, section 3; sizes as in Motif-2.6B.
     """
 
@@ -23,6 +27,7 @@ class PolyNorm(Fp32Module):
 
     def __init__(self, *, eps: float = 1e-6) -> None:
         super().__init__()
+        check_number("eps", eps, least=0)
         self.eps = eps
         self.weight = nn.Parameter(torch.full((3,), self.start, dtype=torch.float32))
         self.bias = nn.Parameter(torch.zeros(1, dtype=torch.float32))

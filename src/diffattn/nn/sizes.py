@@ -88,6 +88,7 @@ def match_v1(
             raise ValueError(
                 f"match_heads: V1 pairs the heads, so it needs an even number, got {match_heads}"
             )
+    halved = num_diff_heads is None
     if num_diff_heads is None:
         if match_heads is None:
             raise ValueError("match_heads: give match_heads or num_diff_heads")
@@ -107,7 +108,10 @@ def match_v1(
                 stacklevel=_frames_of_package(),
             )
     if ratio < 1 or num_diff_heads % ratio:
-        raise ValueError(f"ratio: {ratio} does not divide num_diff_heads = {num_diff_heads}")
+        source = "match_heads / 2 = " if halved else ""
+        raise ValueError(
+            f"ratio: {ratio} does not divide num_diff_heads = {source}{num_diff_heads}"
+        )
     noise_heads = num_diff_heads // ratio
     if num_key_value_heads is None:
         if match_key_value_heads is None:
