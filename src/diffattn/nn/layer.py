@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from diffattn.nn.cache import KeyValueCache
 from diffattn.nn.norm import RMSNorm
 from diffattn.ops import apply_rotary, rotary_angles
-from diffattn.ops.attention import check_numbers
+from diffattn.ops.arguments import check_numbers
 
 Rotation = tuple[Tensor, Tensor]
 
