@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 from transformers.cache_utils import Cache
 
 
@@ -63,6 +64,11 @@ def check_beside(
             )
     elif isinstance(attention_mask, Tensor):
         _check_mask(attention_mask, batch, length, seen if isinstance(seen, int) else None)
+    elif attention_mask is not None and not isinstance(attention_mask, BlockMask):
+        raise ValueError(
+            "attention_mask: expected a tensor, or a dictionary of masks by layer type, got "
+            f"{type(attention_mask).__name__}"
+        )
     if position_ids is not None:
         shape = tuple(position_ids.shape)
         if len(shape) != 2 or shape[0] not in (1, batch) or shape[1] != length:

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 from transformers.cache_utils import Cache
 from transformers.masking_utils import (
     ALL_MASK_ATTENTION_FUNCTIONS,
@@ -56,7 +57,9 @@ def layer_masks(
     padding = attention_mask
     if isinstance(attention_mask, dict):  # None in it says nothing
         prepared, padding = attention_mask, None
-    elif isinstance(attention_mask, Tensor) and attention_mask.dim() != 2:
+    elif isinstance(attention_mask, BlockMask) or (
+        isinstance(attention_mask, Tensor) and attention_mask.dim() != 2
+    ):
         prepared, padding = dict.fromkeys(types, attention_mask), None
     masks = {kind: _prepared(prepared.get(kind), name, len(x)) for kind in types}
     missing = [kind for kind in types if masks[kind] is None]

@@ -1,5 +1,7 @@
 """Root-mean-square normalisation, for blocks and for single heads."""
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +20,9 @@ class RMSNorm(Fp32Module):
     Input and output have the same shape and dtype; the statistics are taken in fp32 or better.
     `weight` [width] stays fp32 in models of lower precision.
 
+    Raises:
+        ValueError: `eps` is no finite number from 0.
+
     Source: Zhang and Sennrich, arXiv 1910.07467, Eq. 4.
     Differs: torch's own module returns the weight's dtype under autocast; this one returns the
         input's.
@@ -25,6 +30,8 @@ class RMSNorm(Fp32Module):
 
     def __init__(self, width: int, *, eps: float = 1e-5) -> None:
         super().__init__()
+        if not (isinstance(eps, (int, float)) and math.isfinite(eps) and eps >= 0):
+            raise ValueError(f"eps: expected a number from 0, got {eps!r}")
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(width, dtype=torch.float32))
 
