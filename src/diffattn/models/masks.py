@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
 from transformers.cache_utils import Cache
 from transformers.masking_utils import (
     ALL_MASK_ATTENTION_FUNCTIONS,
@@ -54,14 +53,14 @@ def layer_masks(
     types = dict.fromkeys(config.layer_types or [])
     name = config._attn_implementation
     prepared: dict[str, Any] = {}
-    padding = attention_mask
+    padding = None
     if isinstance(attention_mask, dict):  # None in it says nothing
-        prepared, padding = attention_mask, None
-    elif isinstance(attention_mask, BlockMask) or (
-        isinstance(attention_mask, Tensor) and attention_mask.dim() != 2
-    ):
-        prepared, padding = dict.fromkeys(types, attention_mask), None
-    masks = {kind: _prepared(prepared.get(kind), name, len(x)) for kind in types}
+        prepared = attention_mask
+    elif isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
+        padding = attention_mask
+    elif attention_mask is not None:
+        prepared = dict.fromkeys(types, attention_mask)
+    masks = {kind: _prepared(prepared.get(kind), name, x.shape[0]) for kind in types}
     missing = [kind for kind in types if masks[kind] is None]
     if missing:
         _check_mask_function(name, padding, cache, training)

@@ -173,5 +173,6 @@ def _check_tensor(name: str, value: object) -> None:
 
 
 def _is_finite(value: object) -> bool:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return math.isfinite(value)

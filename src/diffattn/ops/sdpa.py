@@ -63,9 +63,9 @@ def sdpa_softmax_attention(
             _block(seen, *part),
             band(*part, offset=keys - length, causal=causal, window=window, device=q.device),
         )
-        block = q[:, rows], k[:, columns], v[:, columns]
-        if seen is not None or torch.compiler.is_exporting():  # else `columns` has no others
-            block = block[0], *(blank_unseen(t, visible) for t in block[1:])
+        # without a mask, `columns` has no other keys than those that are seen
+        hides = visible if seen is not None or torch.compiler.is_exporting() else None
+        block = q[:, rows], blank_unseen(k[:, columns], hides), blank_unseen(v[:, columns], hides)
         if sink is None:
             blocks.append(_masked(kernel, *block, _block(bias, *part), visible))
         else:
