@@ -93,6 +93,14 @@ LAYERS = {
         lambda: v1(head_dim=5, rope_theta=1e4),
         "head_dim: rotary positions need an even width, got 5",
     ),
+    "an epsilon that no root is taken of": (
+        lambda: v1(norm_eps=-1.0),
+        "eps: expected a number from 0, got -1.0",
+    ),
+    "a soft cap in words": (
+        lambda: v1(softcap="3"),
+        "softcap: expected a number above 0, got '3'",
+    ),
     "a start value where nothing starts": (
         lambda: DiffAttention.v2(32, match_heads=4, lambda_start=0.3),
         "lambda_start: a sigmoid lam without head norm has no start value",
@@ -111,6 +119,7 @@ def model_cases():
     """The same for the language models, which need the extra hf."""
     import tiny
     from transformers import StaticCache
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     def static_flex():
@@ -119,10 +128,12 @@ def model_cases():
 
     def unknown_kernel():
         ALL_ATTENTION_FUNCTIONS.register("unknown", lambda *a, **k: None)
+        ALL_MASK_ATTENTION_FUNCTIONS.register("unknown", eager_mask)
         try:
             tiny.model("v2", "unknown", attention_sink=True)(tiny.tokens(1, 4))
         finally:
             ALL_ATTENTION_FUNCTIONS._global_mapping.pop("unknown")
+            ALL_MASK_ATTENTION_FUNCTIONS._global_mapping.pop("unknown")
 
     return {
         "sinks behind torch's kernel": (

@@ -8,6 +8,7 @@ from transformers.integrations import flex_attention as flex
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from diffattn.models.eager import eager_attention
+from diffattn.models.engines import ENGINES
 
 CLOSE = {"rtol": 0, "atol": 1e-5}
 HERE = ["eager", "sdpa"]
@@ -136,7 +137,7 @@ def without_mask_function():
 
 
 class TestNamesWithoutAMaskFunction:
-    """transformers hands them no mask, so they would train on the future and read padding."""
+    """transformers hands them no mask, so they would read the future and padding."""
 
     REFUSAL = "has no mask function, so it would get no causal order, window or padding"
 
@@ -145,10 +146,44 @@ class TestNamesWithoutAMaskFunction:
         with pytest.raises(ValueError, match=self.REFUSAL):
             model(ids, labels=ids)
 
+    @pytest.mark.parametrize("mask", [None, "ones", "none by type"])
+    @torch.no_grad()
+    def test_nor_do_they_run_without_gradients(self, without_mask_function, mask):
+        model, ids = tiny.model("v1", without_mask_function), tiny.tokens(2, 6)
+        mask = {"ones": torch.ones_like(ids), "none by type": {"full_attention": None}}.get(mask)
+        with pytest.raises(ValueError, match=self.REFUSAL):
+            model(ids, attention_mask=mask)
+
+    @pytest.mark.parametrize("engine", ENGINES)
+    @torch.no_grad()
+    def test_engines_keep_their_own_causal_order(self, engine):
+        """They register a name alone, and hand no mask over on purpose."""
+        notes = []
+
+        def attention(module, query, key, value, attention_mask, **kwargs):
+            notes.append(attention_mask)
+            return query.transpose(1, 2), None
+
+        AttentionInterface.register(engine, attention)
+        try:
+            model, ids = tiny.model("v1", engine), tiny.tokens(1, 6)
+            model.model(ids, use_cache=False, position_ids=torch.arange(6)[None])
+            with torch.enable_grad(), pytest.raises(ValueError, match=self.REFUSAL):
+                model.train()(ids)
+        finally:
+            AttentionInterface._global_mapping.pop(engine)
+        assert notes == [None] * model.config.num_hidden_layers
+
+    @torch.no_grad()
+    def test_a_prepared_mask_needs_no_function(self, without_mask_function):
+        model, ids = tiny.model("v1", without_mask_function), tiny.tokens(1, 6)
+        causal = torch.ones(1, 1, 6, 6, dtype=torch.bool).tril()
+        want = tiny.model("v1", "eager")(ids).logits
+        torch.testing.assert_close(model(ids, attention_mask=causal).logits, want, **CLOSE)
+
     def test_they_read_no_padding(self, without_mask_function):
         model, ids = tiny.model("v1", without_mask_function), tiny.tokens(2, 6)
         mask = torch.ones_like(ids)
-        model(ids, attention_mask=mask)
         mask[0, 0] = 0
         with pytest.raises(ValueError, match=self.REFUSAL):
             model(ids, attention_mask=mask)

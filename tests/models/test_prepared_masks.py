@@ -38,6 +38,8 @@ def added(visible, invisible=LOWEST):
 FORMS = {
     "bool": lambda visible: visible,
     "lowest": added,
+    "lowest of bf16": lambda visible: added(visible, torch.finfo(torch.bfloat16).min),
+    "lowest of fp16": lambda visible: added(visible, torch.finfo(torch.float16).min),
     "infinite": lambda visible: added(visible, -torch.inf),
 }
 

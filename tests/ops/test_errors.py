@@ -1,11 +1,14 @@
 """Bad arguments: each is a ValueError that names the argument, what was expected, what came."""
 
+import inspect
+
 import pytest
 import torch
 
 from diffattn.ops import (
     apply_rotary,
     diff_attention,
+    diff_attention_maps,
     rotary_angles,
     softmax_attention,
 )
@@ -125,6 +128,32 @@ CASES = {
         "mask",
         ["2 signal heads", "(2, 6, 5, 7)"],
     ),
+    "mask-list": ({"mask": [[True] * 7] * 5}, "mask", ["tensor", "list"]),
+    "mask-no-axes": ({"mask": torch.tensor(True)}, "mask", ["(2, 6, 5, 7)", "()"]),
+    "q-list": ({"q": [0.0]}, "q", ["tensor", "list"]),
+    "k-number": ({"k": 1.0}, "k", ["tensor", "float"]),
+    "v-none": ({"v": None}, "v", ["tensor", "NoneType"]),
+    "q-noise-none": ({"q_noise": None}, "q_noise", ["tensor", "NoneType"]),
+    "k-noise-list": ({"k_noise": []}, "k_noise", ["tensor", "list"]),
+    "lam-text": ({"lam": "0.2"}, "lam", ["number", "str"]),
+    "sink-number": ({"sink": 0.0, "sink_noise": torch.zeros(6)}, "sink", ["tensor", "float"]),
+    "sink-heads": (
+        {"sink": torch.zeros(5), "sink_noise": torch.zeros(6)},
+        "sink",
+        ["[6]", "(5,)"],
+    ),
+    "sink-alone": ({"sink": torch.zeros(6)}, "sink_noise", ["both maps", "None"]),
+    "sink-noise-alone": ({"sink_noise": torch.zeros(6)}, "sink", ["both maps", "None"]),
+    "softcap-zero": ({"softcap": 0.0}, "softcap", ["above 0", "0.0"]),
+    "softcap-text": ({"softcap": "3"}, "softcap", ["number", "'3'"]),
+    "softcap-nan": ({"softcap": float("nan")}, "softcap", ["number", "nan"]),
+    "softcap-bool": ({"softcap": True}, "softcap", ["number", "True"]),
+    "scale-text": ({"scale": "1"}, "scale", ["finite number", "'1'"]),
+    "scale-infinite": ({"scale": float("inf")}, "scale", ["finite number", "inf"]),
+    "window-fraction": ({"window": 2.0}, "window", ["whole number", "2.0"]),
+    "window-bool": ({"window": True}, "window", ["whole number", "True"]),
+    "window-text": ({"window": "2"}, "window", ["whole number", "'2'"]),
+    "dropout-text": ({"dropout": "0"}, "dropout", ["[0, 1)", "'0'"]),
     "window-zero": ({"window": 0}, "window", ["at least 1", "got 0"]),
     "window-negative": ({"window": -1}, "window", ["at least 1", "got -1"]),
     "dropout-one": ({"dropout": 1.0}, "dropout", ["[0, 1)", "1.0"]),
@@ -143,6 +172,20 @@ def test_a_bad_argument_is_named(case):
     assert message.startswith(f"{name}: ")
     for part in parts:
         assert part in message
+
+
+OF_MAPS = inspect.signature(diff_attention_maps).parameters
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if set(CASES[case][0]) <= set(OF_MAPS)])
+def test_the_maps_refuse_what_the_operator_refuses(case):
+    changes, name, parts = CASES[case]
+    given = {key: value for key, value in tensors(**changes).items() if key in OF_MAPS}
+    with pytest.raises(ValueError) as caught:
+        diff_attention_maps(**given)
+    assert str(caught.value).startswith(f"{name}: ")
+    for part in parts:
+        assert part in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["q", "q_noise", "k", "v", "k_noise"])

@@ -78,3 +78,62 @@ def test_the_yardstick_can_be_exceeded():
     coarse = eager(*(t.bfloat16() for t in (q, k, v, q_noise, k_noise)), lam=0.6, causal=True)
     budget = 2 * (plain - exact).abs().max() + torch.finfo(torch.float32).eps * exact.abs().max()
     assert (coarse - exact).abs().max() > 10 * budget
+
+
+SHIFTS = {"bias": 20.0, "high": 200.0, "low": -200.0, "far": 3000.0}
+
+
+@pytest.mark.parametrize("shift", list(SHIFTS))
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("impl", ["sdpa", "one_call"])
+def test_a_shift_of_bias_and_sinks_costs_no_precision(impl, dtype, causal, shift):
+    """Softmax ignores it, so low precision may not lose what stands behind it."""
+    geometry = Geometry(B=1, T=64, S=64, H=2, N=2, G=2, D=8, E=8)
+    tensors = geometry.draw(dtype)
+    generator = torch.Generator().manual_seed(5)
+    bias = torch.randn(1, 2, 64, 64, generator=generator) + SHIFTS[shift]
+    sink = torch.full((2,), SHIFTS[shift])
+    for sinks in ({}, {"sink": sink, "sink_noise": sink}):
+        options = {"lam": 0.6, "causal": causal, "mask": bias, **sinks}
+        want = diff_attention(*(t.double() for t in tensors), **options, impl="reference")
+        plain = diff_attention(*tensors, lam=0.6, causal=causal, impl=impl).double()
+        exact = diff_attention(*(t.double() for t in tensors), lam=0.6, causal=causal)
+        got = diff_attention(*tensors, **options, impl=impl).double()
+        budget = 3 * (plain - exact).abs().max() + 4 * torch.finfo(dtype).eps * want.abs().max()
+        assert (got - want).abs().max() <= budget
+
+
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_a_bias_beyond_the_range_of_half_precision_is_finite(impl, sinks):
+    tensors = Geometry(T=4, S=4, H=2, N=2, G=2, E=4).draw(torch.float16, requires_grad=True)
+    bias = torch.zeros(4, 4)
+    bias[1, 2] = 7e4
+    options = {"sink": torch.zeros(2), "sink_noise": torch.zeros(2)} if sinks else {}
+    out = diff_attention(*tensors, lam=0.6, mask=bias, impl=impl, **options)
+    out.sum().backward()
+    assert out.isfinite().all()
+    assert all(t.grad.isfinite().all() for t in tensors)
+    torch.testing.assert_close(out[0, 1], 0.4 * tensors[2][0, 2], rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("of_sink", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_the_dtype_of_sinks_leaves_the_bias_alone(impl, dtype, of_sink):
+    tensors = Geometry(T=6, S=6).draw(dtype)
+    generator = torch.Generator().manual_seed(5)
+    bias = 3 * torch.randn(1, 2, 6, 6, generator=generator, dtype=torch.float64)
+    sink = torch.tensor([0.25, -0.5], dtype=of_sink)
+    out = diff_attention(*tensors, lam=0.6, mask=bias, sink=sink, sink_noise=sink, impl=impl)
+    want = diff_attention(
+        *(t.double() for t in tensors),
+        lam=0.6,
+        mask=bias,
+        sink=sink.double(),
+        sink_noise=sink.double(),
+        impl="reference",
+    )
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+    torch.testing.assert_close(out.double(), want, rtol=0, atol=tolerance)

@@ -1,15 +1,15 @@
 """Configuration of the differential Transformer language model."""
 
-import math
+import copy
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedConfig
 
+from diffattn.models.fields import check_fields, fields
 from diffattn.models.plans import tensor_parallel_plan
+from diffattn.models.rope import NAMES as ROPE_NAMES
+from diffattn.models.rope import plain_rope_theta
 from diffattn.nn import DiffSizes, match_v1, match_v2
-
-LAYER_TYPES = ("full_attention", "sliding_attention")
-ACTIVATIONS = ("silu", "poly_norm")
 
 
 class DiffChoices(NamedTuple):
@@ -35,6 +35,7 @@ PRESETS = {
     "grouped_latent": DiffChoices("sigmoid", "head", False, False, False, True),
 }
 ATTENTION_KINDS = ("softmax", *PRESETS)
+FIELDS = fields(ATTENTION_KINDS)
 
 
 class DiffTransformerConfig(PreTrainedConfig):
@@ -72,7 +73,8 @@ class DiffTransformerConfig(PreTrainedConfig):
         sliding_window: w, positions that a "sliding_attention" layer sees, its own included.
         layer_types: "full_attention" or "sliding_attention" for each layer; None means all
             sliding where `sliding_window` is given, else all full.
-        rope_theta: base of the rotary positions.
+        rope_theta: base of the rotary positions; transformers' `rope_parameters` may give it, and
+            ask for nothing but plain positions.
         max_position_embeddings: positions that training covers; informative.
         rms_norm_eps: epsilon of all norms.
         head_norm_eps: epsilon of the norms inside attention; None means `rms_norm_eps`.
@@ -90,7 +92,8 @@ class DiffTransformerConfig(PreTrainedConfig):
         use_cache: whether generation keeps keys and values.
 
     Raises:
-        ValueError: an unknown kind, a list of the wrong length, or heads that do not divide.
+        ValueError: a field holds what it may not (see `diffattn.models.fields`), a list has the
+            wrong length, heads do not divide, or rotary positions are not plain.
 
     Source: LLaMA-style decoder of Ye et al., arXiv 2410.05258, section 2: pre-RMSNorm, SwiGLU,
         rotary positions, no biases.
@@ -150,10 +153,10 @@ class DiffTransformerConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Check the kinds, derive the inner width and the kernel's geometry."""
-        rope = kwargs.pop("rope_parameters", None) or {}
-        if rope.get("rope_type", "default") != "default":
-            raise ValueError(f"rope_type: expected 'default', got {rope['rope_type']!r}")
-        self.rope_theta = rope.get("rope_theta", self.rope_theta)
+        for name in ROPE_NAMES:
+            self.rope_theta = plain_rope_theta(name, kwargs.pop(name, None), self.rope_theta)
+        factor = kwargs.pop("partial_rotary_factor", None)
+        plain_rope_theta("rotary positions", {"partial_rotary_factor": factor}, self.rope_theta)
         given = (self.num_attention_heads, self.num_key_value_heads, self.head_dim)
         self.derive()
         for name, value in zip(
@@ -172,11 +175,16 @@ class DiffTransformerConfig(PreTrainedConfig):
         Raises:
             ValueError: a field has no meaning, or two do not fit each other.
         """
-        self._check_numbers()
-        self._check_names()
+        check_fields(self, FIELDS)
+        self._check_rotary()
+        if isinstance(self.attention, list) and len(self.attention) != self.num_hidden_layers:
+            raise ValueError(
+                f"attention: expected {self.num_hidden_layers} kinds, one for each layer, got "
+                f"{len(self.attention)}"
+            )
         if self.intermediate_size is None:
             self.intermediate_size = -(-8 * self.hidden_size // 3 // 8) * 8
-        types = self.layer_types
+        types = None if self.layer_types is None else list(self.layer_types)
         if types is None:
             types = ["full_attention" if self.sliding_window is None else "sliding_attention"]
         if len(set(types)) == 1:  # one type for all layers, however many there are by now
@@ -187,36 +195,38 @@ class DiffTransformerConfig(PreTrainedConfig):
         self.num_attention_heads, self.num_key_value_heads, self.head_dim = geometries[0]
         self.base_model_tp_plan = tensor_parallel_plan(self)  # pyright: ignore
 
-    def _check_numbers(self) -> None:
-        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "match_heads"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}: expected a whole number from 1, got {value!r}")
-        if not self.rms_norm_eps >= 0:
-            raise ValueError(f"rms_norm_eps: expected 0 or more, got {self.rms_norm_eps}")
-        if self.lambda_start is not None and not math.isfinite(self.lambda_start):
-            raise ValueError(f"lambda_start: expected a finite number, got {self.lambda_start}")
-        if not isinstance(self.rope_theta, (int, float)) or not self.rope_theta > 0:
-            raise ValueError(f"rope_theta: expected a number above 0, got {self.rope_theta!r}")
-        window = self.sliding_window
-        if window is not None and (not isinstance(window, int) or window < 1):
-            raise ValueError(f"sliding_window: expected a whole number from 1, got {window!r}")
+    def __setattr__(self, key: str, value: Any) -> None:
+        """Set a field; the base of the rotary positions is one, by whichever name it comes."""
+        if key in ROPE_NAMES:
+            self.rope_theta = plain_rope_theta(key, value, self.rope_theta)
+        elif key == "rope_theta":
+            for parameters in filter(None, map(vars(self).get, ROPE_NAMES)):
+                parameters["rope_theta"] = value
+        super().__setattr__(key, value)
 
-    def _check_names(self) -> None:
-        kinds = self.attention if isinstance(self.attention, list) else [self.attention]
-        for name, values, allowed in (
-            ("attention", kinds, ATTENTION_KINDS),
-            ("layer_types", self.layer_types or [], LAYER_TYPES),
-            ("hidden_act", [self.hidden_act], ACTIVATIONS),
-        ):
-            for value in values:
-                if value not in allowed:
-                    raise ValueError(f"{name}: expected one of {allowed}, got {value!r}")
-        if isinstance(self.attention, list) and len(self.attention) != self.num_hidden_layers:
+    def _check_rotary(self) -> None:
+        for name in ROPE_NAMES:  # transformers' dictionary may have been changed inside
+            theta = plain_rope_theta(name, vars(self).get(name), self.rope_theta)
+            if theta != self.rope_theta:
+                raise ValueError(
+                    f"{name}: expected the configuration's rope_theta = {self.rope_theta}, got "
+                    f"{theta}"
+                )
+        if self.query_width % 2 == 0:
+            return
+        if self.match_head_dim is not None:
             raise ValueError(
-                f"attention: expected {self.num_hidden_layers} kinds, one for each layer, got "
-                f"{len(self.attention)}"
+                f"match_head_dim: rotary positions need an even width, got {self.match_head_dim}"
             )
+        raise ValueError(
+            f"match_heads: {self.match_heads} heads of hidden_size = {self.hidden_size} are "
+            f"{self.query_width} wide, but rotary positions need an even width"
+        )
+
+    def built_in(self) -> dict[str, Any]:
+        """The fields that a model reads when it is built, as they are now."""
+        names = [name for name, field in FIELDS.items() if field.built_in]
+        return {name: copy.copy(getattr(self, name)) for name in names}
 
     def _check_windows(self, types: list[str]) -> None:
         if len(types) != self.num_hidden_layers:

@@ -12,7 +12,9 @@ from transformers.masking_utils import (
 )
 
 from diffattn.models.configuration_diff import DiffTransformerConfig
+from diffattn.models.engines import ENGINES
 from diffattn.models.positions import separate_documents
+from diffattn.ops.masks import hidden_entries
 
 MASKS = {
     "full_attention": create_causal_mask,
@@ -50,16 +52,22 @@ def layer_masks(
     """
     types = dict.fromkeys(config.layer_types or [])
     name = config._attn_implementation
-    if attention_mask is None or (isinstance(attention_mask, Tensor) and attention_mask.dim() == 2):
-        _check_mask_function(name, attention_mask, cache, training)
-        documents = separate_documents(position_ids, attention_mask, cache, cu_seqlens)
-        return {
-            kind: MASKS[kind](config, x, attention_mask, cache, None, and_mask_function=documents)
-            for kind in types
-        }
-    if not isinstance(attention_mask, dict):
-        attention_mask = dict.fromkeys(types, attention_mask)
-    return {kind: _prepared(attention_mask[kind], name, len(x)) for kind in types}
+    prepared: dict[str, Any] = {}
+    padding = None
+    if isinstance(attention_mask, dict):  # None in it says nothing
+        prepared = attention_mask
+    elif isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
+        padding = attention_mask
+    elif attention_mask is not None:
+        prepared = dict.fromkeys(types, attention_mask)
+    masks = {kind: _prepared(prepared.get(kind), name, x.shape[0]) for kind in types}
+    missing = [kind for kind in types if masks[kind] is None]
+    if missing:
+        _check_mask_function(name, padding, cache, training)
+        documents = separate_documents(position_ids, padding, cache, cu_seqlens)
+        for kind in missing:
+            masks[kind] = MASKS[kind](config, x, padding, cache, None, and_mask_function=documents)
+    return masks
 
 
 def _check_mask_function(
@@ -68,11 +76,12 @@ def _check_mask_function(
     """Refuse attention that would not hear of causal order or padding.
 
     transformers hands no mask at all to an implementation that has no mask function. Engines do
-    without in their own causal order; training on the future looks wonderful.
+    without, in their own causal order, but neither train nor pad; continuous batching, whose cache
+    is its own, says what is visible by cumulative lengths. Training on the future looks wonderful.
     """
     if name in ALL_MASK_ATTENTION_FUNCTIONS or not (cache is None or isinstance(cache, Cache)):
         return
-    if str(name).startswith("paged|") or training or (padding is not None and not padding.all()):
+    if name not in ENGINES or training or (padding is not None and not padding.all()):
         raise ValueError(
             f"attn_implementation={name!r} has no mask function, so it would get no causal order, "
             "window or padding: register one with transformers.AttentionMaskInterface"
@@ -82,8 +91,8 @@ def _check_mask_function(
 def _prepared(mask: Any, name: str | None, batch: int) -> Any:
     """A mask of four axes with -inf where nothing may be seen.
 
-    Kernels take the lowest finite number, which is transformers' sign for it, at its word: a row
-    of it alone becomes the average of all values instead of zeros.
+    Kernels take a lowest finite number, which is transformers' sign for it, at its word: a row of
+    it alone becomes the average of all values instead of zeros.
     """
     if not isinstance(mask, Tensor):  # None, or a block mask
         return mask
@@ -102,5 +111,5 @@ def _prepared(mask: Any, name: str | None, batch: int) -> Any:
         if mask.dtype == torch.bool:
             mask = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, -torch.inf)
     if mask.is_floating_point():
-        mask = mask.masked_fill(mask <= torch.finfo(mask.dtype).min, -torch.inf)
+        mask = mask.masked_fill(hidden_entries(mask), -torch.inf)
     return mask

@@ -19,6 +19,7 @@ from transformers.utils.output_capturing import capture_outputs
 from diffattn.models.configuration_diff import PRESETS, DiffTransformerConfig
 from diffattn.models.eager import eager_attention
 from diffattn.models.engines import check_engine, check_one_geometry
+from diffattn.models.inputs import check_beside, check_rows
 from diffattn.models.masks import layer_masks
 from diffattn.models.plans import check_tensor_parallel
 from diffattn.models.positions import count_positions
@@ -265,6 +266,7 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
     def __init__(self, config: DiffTransformerConfig, *args: Any, **kwargs: Any) -> None:
         config.derive()  # a field may have been changed since the configuration was made
         super().__init__(config, *args, **kwargs)
+        self._built_with = config.built_in()
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -314,6 +316,22 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
         if distributed_config is not None:
             check_tensor_parallel(model.config, distributed_config.tp_size)
         return super().maybe_distribute_model(model, distributed_config, mesh_manager)
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """Write weights and configuration; see `transformers.PreTrainedModel.save_pretrained`.
+
+        Raises:
+            ValueError: a field that was built into the model has been changed since, so that the
+                checkpoint would compute something else.
+        """
+        self.config.derive()
+        for name, now in self.config.built_in().items():
+            if now != self._built_with[name]:
+                raise ValueError(
+                    f"{name}: expected {self._built_with[name]!r}, with which the model was "
+                    f"built, got {now!r}; build a new model to change it"
+                )
+        super().save_pretrained(*args, **kwargs)
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
@@ -395,14 +413,22 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             difference of both.
 
         Raises:
-            ValueError: both or neither of `input_ids` and `inputs_embeds` are given; a mask has
-                another form, or the attention implementation has no mask function and needs one.
+            ValueError: both or neither of `input_ids` and `inputs_embeds` are given; shapes do not
+                fit each other; a mask has another form, or the attention implementation has no
+                mask function and is no engine's.
         """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("input_ids: give exactly one of input_ids and inputs_embeds")
+        check_rows(input_ids, inputs_embeds, self.config.hidden_size)
         hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         cache = past_key_values if cache is None else cache
         cu_seqlens = kwargs.get("cu_seq_lens_q")
+        check_beside(
+            *hidden_states.shape[:2],
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            cu_seqlens=cu_seqlens,
+            cache=cache,
+            layer_types=self.config.layer_types or [],
+        )
         masks = layer_masks(
             self.config,
             hidden_states,

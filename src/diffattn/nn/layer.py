@@ -10,7 +10,7 @@ from diffattn.nn.cache import KeyValueCache
 from diffattn.nn.checks import check_number, check_sequence
 from diffattn.nn.norm import RMSNorm
 from diffattn.ops import apply_rotary, rotary_angles
-from diffattn.ops.attention import check_numbers
+from diffattn.ops.arguments import check_numbers
 
 Rotation = tuple[Tensor, Tensor]
 

@@ -1,5 +1,6 @@
 """Root-mean-square normalisation, for blocks and for single heads."""
 
+
 import torch
 from torch import Tensor, nn
 

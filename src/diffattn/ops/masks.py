@@ -3,13 +3,39 @@
 import torch
 from torch import Tensor
 
+# what libraries write in a float mask for "hidden", cast to another dtype or not
+LOWEST = tuple(
+    torch.finfo(dtype).min
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+)
+
+
+def hidden_entries(mask: Tensor) -> Tensor:
+    """Entries of a float mask that hide a key.
+
+    They are -inf and the lowest finite number of fp16, bf16, fp32 or fp64, whichever of them the
+    mask was made in; any other number, however low, is added to the scores.
+
+    Args:
+        mask: float, any shape.
+
+    Returns:
+        Bool of the same shape, True = hidden; NaN is not, and shows.
+    """
+    own = torch.finfo(mask.dtype).min
+    hidden = mask <= own
+    for lowest in LOWEST:
+        if lowest > own:
+            hidden = hidden | (mask == lowest)
+    return hidden
+
 
 def additive_and_visible(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """Split a user's mask into what is added to the scores and what may be seen.
 
     Args:
-        mask: bool (True = visible) or float (added to the scores; -inf or the dtype's lowest
-            finite number = invisible), broadcastable to [B, H, T, S].
+        mask: bool (True = visible) or float (added to the scores; what
+            `hidden_entries` finds is invisible), broadcastable to [B, H, T, S].
 
     Returns:
         (bias, visible), each None where there is nothing to say. Invisible entries of `bias`
@@ -19,7 +45,7 @@ def additive_and_visible(mask: Tensor | None) -> tuple[Tensor | None, Tensor | N
         return None, None
     if mask.dtype == torch.bool:
         return None, mask
-    visible = ~(mask <= torch.finfo(mask.dtype).min)  # NaN stays visible, and shows
+    visible = ~hidden_entries(mask)
     return mask.masked_fill(~visible, 0.0), visible
 
 
@@ -78,9 +104,9 @@ def blank_unseen(keys: Tensor, visible: Tensor | None) -> Tensor:
         visible: bool, broadcastable to [B, H, T, S], or None for everything.
 
     Returns:
-        [B, S, G, W]; `keys` itself where the mask does not tell keys apart.
+        [B, S, G, W]; `keys` itself where everything is visible.
     """
-    if visible is None or visible.shape[-1] == 1:
+    if visible is None:
         return keys
     seen = visible.view((1,) * (4 - visible.dim()) + visible.shape).any(dim=-2).any(dim=-2)
     return keys.masked_fill(~seen[:, :, None, None], 0.0)

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from diffattn.ops.arguments import check_noise, check_queries_keys, check_scoring, check_sinks
 from diffattn.ops.difference import subtract_maps
 from diffattn.ops.masks import additive_and_visible, band, blank_unseen, both
 from diffattn.ops.precision import own_precision
@@ -44,22 +45,28 @@ def diff_attention_maps(
     Returns:
         A1 [B, H, T, S] and A2 [B, N, T, S], in fp32 (fp64 for fp64 inputs).
 
+    Raises:
+        ValueError: as in `diff_attention`.
+
     Source: Ye et al., arXiv 2410.05258, Eq. 1.
     """
     scoring = Scoring(causal=causal, window=window, mask=mask, scale=scale, softcap=softcap)
+    check_queries_keys(q, k)
+    check_noise(q, k, q_noise, k_noise)
+    check_scoring(scoring, q, k, noise_heads=q_noise.shape[2])
+    sinks = check_sinks(sink, sink_noise, q.shape[2], q_noise.shape[2])
     noise_keys = k if k_noise is None else k_noise
     with own_precision(q):
         return (
-            attention_map(q, k, scoring, sink=sink),
-            attention_map(q_noise, noise_keys, scoring, sink=sink_noise),
+            attention_map(q, k, scoring, sink=sinks[0]),
+            attention_map(q_noise, noise_keys, scoring, sink=sinks[1]),
         )
 
 
 def attention_map(q: Tensor, k: Tensor, scoring: Scoring, *, sink: Tensor | None = None) -> Tensor:
     """One softmax map, [B, H, T, S], with exact zeros in a row that sees nothing."""
     work = torch.promote_types(q.dtype, torch.float32)
-    length, keys = q.shape[1], k.shape[1]
-    bias, visible = additive_and_visible(scoring.mask)
+    bias, visible = _bias_and_visible(scoring, q.shape[1], k)
     k = blank_unseen(k, visible).repeat_interleave(q.shape[2] // k.shape[2], dim=2)
     scores = torch.einsum("bthd,bshd->bhts", q.to(work), k.to(work))
     scores = scores * scoring.factor(q.shape[-1])
@@ -67,23 +74,29 @@ def attention_map(q: Tensor, k: Tensor, scoring: Scoring, *, sink: Tensor | None
         scores = scoring.softcap * (scores / scoring.softcap).tanh()
     if bias is not None:
         scores = scores + bias
-    visible = both(
-        visible,
-        band(
-            slice(0, length),
-            slice(0, keys),
-            offset=keys - length,
-            causal=scoring.causal,
-            window=scoring.window,
-            device=q.device,
-        ),
-    )
     if visible is None:
         return _softmax(scores, sink)
     # a row of -inf alone would give NaN here and in every gradient behind it
     empty = ~visible.any(dim=-1, keepdim=True)
     scores = scores.masked_fill(~visible, float("-inf")).masked_fill(empty, 0.0)
     return _softmax(scores, sink).masked_fill(empty, 0.0)
+
+
+def _bias_and_visible(
+    scoring: Scoring, length: int, keys: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """What is added to the scores of `length` queries, and what mask and positions let be seen."""
+    bias, visible = additive_and_visible(scoring.mask)
+    count = keys.shape[1]
+    by_position = band(
+        slice(0, length),
+        slice(0, count),
+        offset=count - length,
+        causal=scoring.causal,
+        window=scoring.window,
+        device=keys.device,
+    )
+    return bias, both(visible, by_position)
 
 
 def _softmax(scores: Tensor, sink: Tensor | None) -> Tensor:
@@ -126,6 +139,6 @@ def reference_softmax_attention(
 
 
 def _weighted_values(weights: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
-    v = blank_unseen(v, additive_and_visible(scoring.mask)[1])
+    v = blank_unseen(v, _bias_and_visible(scoring, weights.shape[2], v)[1])
     v = v.repeat_interleave(weights.shape[1] // v.shape[2], dim=2)
     return torch.einsum("bhts,bshe->bthe", weights, v.to(weights.dtype))

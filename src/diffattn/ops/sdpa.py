@@ -49,7 +49,6 @@ def sdpa_softmax_attention(
         if length == keys:
             return kernel(q, k, v, causal=True)
     bias, seen = additive_and_visible(scoring.mask)
-    k, v = blank_unseen(k, seen), blank_unseen(v, seen)
     # an exported program serves every length, so it cannot have a number of blocks
     height = length if torch.compiler.is_exporting() else BLOCK_ROWS
     blocks = []
@@ -64,7 +63,9 @@ def sdpa_softmax_attention(
             _block(seen, *part),
             band(*part, offset=keys - length, causal=causal, window=window, device=q.device),
         )
-        block = q[:, rows], k[:, columns], v[:, columns]
+        # without a mask, `columns` has no other keys than those that are seen
+        hides = visible if seen is not None or torch.compiler.is_exporting() else None
+        block = q[:, rows], blank_unseen(k[:, columns], hides), blank_unseen(v[:, columns], hides)
         if sink is None:
             blocks.append(_masked(kernel, *block, _block(bias, *part), visible))
         else:
@@ -108,13 +109,7 @@ def _masked(
     visible = visible | empty
     attn_mask = visible
     if bias is not None:
-        if q.dtype.itemsize < 4:
-            # softmax ignores a shift of its row: without the largest bias, what decides is near
-            # 0, where half precision resolves it best
-            bias = bias.float()
-            largest = bias.detach().masked_fill(~visible, float("-inf")).amax(-1, keepdim=True)
-            bias = bias - largest
-        attn_mask = bias.to(q.dtype).masked_fill(~visible, float("-inf"))
+        attn_mask = _shifted(bias.masked_fill(~visible, float("-inf")), q.dtype)
     out = kernel(q, k, v, attn_mask)
     return out.masked_fill(_four_axes(empty).transpose(1, 2), 0.0)
 
@@ -130,12 +125,25 @@ def _with_sink(
 ) -> Tensor:
     """The sink as one more key: zeros, so that its score is its bias, with a value of zeros."""
     shape = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
-    scores = sink.new_zeros(()) if bias is None else _four_axes(bias)
+    work = torch.promote_types(sink.dtype, torch.promote_types(q.dtype, torch.float32))
+    scores = sink.new_zeros((), dtype=work) if bias is None else _four_axes(bias).to(work)
     if visible is not None:
         scores = scores.masked_fill(~_four_axes(visible), float("-inf"))
-    column = sink[None, :, None, None].expand(*shape[:3], 1)
-    attn_mask = torch.cat((scores.to(sink.dtype).expand(shape), column), dim=-1).to(q.dtype)
+    column = sink.to(work)[None, :, None, None].expand(*shape[:3], 1)
+    attn_mask = _shifted(torch.cat((scores.expand(shape), column), dim=-1), q.dtype)
     return kernel(q, F.pad(k, (0, 0, 0, 0, 0, 1)), F.pad(v, (0, 0, 0, 0, 0, 1)), attn_mask)
+
+
+def _shifted(scores: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to the products, in their dtype; each row has a number that is not -inf.
+
+    Softmax ignores a shift of its row: without the largest of them, what decides is near 0, where
+    half precision resolves it best.
+    """
+    if dtype.itemsize < 4:
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        scores = scores - scores.detach().amax(-1, keepdim=True)
+    return scores.to(dtype)
 
 
 def _four_axes(mask: Tensor) -> Tensor:
