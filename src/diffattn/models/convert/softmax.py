@@ -41,8 +41,9 @@ def plain_config(config: Mapping[str, Any]) -> PreTrainedConfig:
 def plain_model(config: PreTrainedConfig, state: State) -> PreTrainedModel:
     """The plain decoder itself, with these weights."""
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    # pyright does not know that weights may come without a folder
-    return kind.from_pretrained(None, config=config, state_dict=dict(state))  # pyright: ignore
+    with reading_config():
+        # pyright does not know that weights may come without a folder
+        return kind.from_pretrained(None, config=config, state_dict=dict(state))  # pyright: ignore
 
 
 def from_softmax_v2(
@@ -244,7 +245,9 @@ def _shared_fields(config: PreTrainedConfig) -> Mapping[str, Any]:
     window = getattr(config, "sliding_window", None)
     if kind.startswith("qwen") and not getattr(config, "use_sliding_window", False):
         window = None
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    width = getattr(config, "head_dim", None)
+    if width is None:
+        width = config.hidden_size // config.num_attention_heads
     types = getattr(config, "layer_types", None)
     if types is not None and "sliding_attention" not in types:  # all of them see everything
         window = None
