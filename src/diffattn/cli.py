@@ -1,10 +1,14 @@
 """The command line: `diffattn VERB`, each verb a thin call of one public function."""
 
 import argparse
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
+from types import FrameType
 from typing import NoReturn
 
 from diffattn import __version__
@@ -183,8 +187,7 @@ def _add_convert(verbs: "argparse._SubParsersAction[_Parser]") -> None:
     parser.add_argument(
         "--lambda-start",
         type=float,
-        default=0.2,
-        help="lam at the start of --from-softmax v1 (default: %(default)s)",
+        help="lam at the start of --from-softmax v1 (default: 0.2)",
     )
     parser.set_defaults(run=_convert)
 
@@ -196,11 +199,17 @@ def _convert(args: argparse.Namespace) -> int:
     def say(line: str) -> None:
         print(line, file=sys.stderr)
 
-    if args.from_softmax:
-        start_from_softmax(
-            args.source, args.target, args.from_softmax, lambda_start=args.lambda_start, say=say
-        )
-    else:
+    with _stopped_by_sigterm():
+        if args.from_softmax:
+            _refuse_beside_a_start(args)
+            start_from_softmax(
+                args.source, args.target, args.from_softmax, lambda_start=args.lambda_start, say=say
+            )
+            return 0
+        if args.lambda_start is not None:
+            raise UserError(
+                f"lambda-start: expected with --from-softmax v1 alone, got {args.lambda_start}"
+            )
         convert_checkpoint(
             args.source,
             args.target,
@@ -210,6 +219,34 @@ def _convert(args: argparse.Namespace) -> int:
             say=say,
         )
     return 0
+
+
+def _refuse_beside_a_start(args: argparse.Namespace) -> None:
+    """A start reads a plain model and writes ours: layouts and gains are not its options."""
+    for option, value, default in (
+        ("from", args.from_layout, "auto"),
+        ("to", args.to_layout, "diffattn"),
+        ("fold-gain", args.fold_gain, False),
+    ):
+        if value != default:
+            raise UserError(f"{option}: expected {default} with --from-softmax, got {value}")
+
+
+@contextmanager
+def _stopped_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM unwind the block, so that what is half written is removed."""
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # no other thread may set what a signal does
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _add_dex(verbs: "argparse._SubParsersAction[_Parser]") -> None:

@@ -1,6 +1,5 @@
 """Root-mean-square normalisation, for blocks and for single heads."""
 
-
 import torch
 from torch import Tensor, nn
 

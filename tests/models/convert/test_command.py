@@ -131,3 +131,32 @@ def test_bad_input_is_one_line_and_writes_nothing(diffllama, tmp_path, capsys):
         assert re.search(sentence, last), (name, said)
         assert not (tmp_path / "out").exists(), name
         assert not list(tmp_path.glob(".out*")), name
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--from-softmax v2 --to diffllama", "to: expected diffattn with --from-softmax"),
+        ("--from-softmax v2 --from motif", "from: expected auto with --from-softmax"),
+        ("--from-softmax v1 --fold-gain", "fold-gain: expected False with --from-softmax"),
+        ("--from-softmax v2 --lambda-start 0.7", "lambda-start: expected with from-softmax v1"),
+        ("--from-softmax v1 --lambda-start nan", "lambda-start: expected a finite number, got nan"),
+        ("--from-softmax v1 --lambda-start inf", "lambda-start: expected a finite number, got inf"),
+        ("--lambda-start 0.7", "lambda-start: expected with --from-softmax v1 alone, got 0.7"),
+        ("--fold-gain", "fold-gain: expected a target of ('unilm-v1', 'diffllama'), got diffattn"),
+    ],
+)
+def test_options_that_do_not_go_together(words, sentence, diffllama, tmp_path, capsys):
+    source = diffllama
+    if "softmax" in words:
+        source = tmp_path / "plain"
+        test_softmax.plain().save_pretrained(source)
+    code, said = run(capsys, source, tmp_path / "out", *words.split())
+    assert (code, sentence in said) == (2, True), said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_start_from_one_file(tmp_path, capsys):
+    test_softmax.plain().save_pretrained(tmp_path / "plain")
+    file = tmp_path / "plain" / "model.safetensors"
+    assert run(capsys, file, tmp_path / "out", "--from-softmax", "v2")[0] == 0

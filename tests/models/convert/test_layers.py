@@ -267,6 +267,18 @@ HELD = {
         "unilm-v1",
         "expected 4 query heads of 4 for 2 outputs of 8",
     ),
+    "noise keys, V2": (
+        lambda: DiffAttention(
+            16,
+            sizes=DiffAttention.v2(16, match_heads=4).sizes,
+            lam="sigmoid",
+            layer_idx=0,
+            own_noise_key=True,
+            head_norm=False,
+        ),
+        "unilm-v2",
+        "unilm-v2 has one key and one value head of 4 for each of a divisor of 4 signal heads",
+    ),
     "shared noise, V2": (
         lambda: DiffAttention.grouped_latent(16, ratio=2, match_heads=4, output_gate=False),
         "unilm-v2",

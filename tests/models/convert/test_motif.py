@@ -123,5 +123,5 @@ def test_what_does_not_fit_is_refused(change, message):
 def test_a_schedule_that_motif_does_not_have_is_refused():
     ours, converted = from_motif(V1, published.drawn(shapes(V1)))
     ours.lambda_layer_offset = 0
-    with pytest.raises(UserError, match="lambda_layer_offset: Motif has -1 alone, got 0"):
+    with pytest.raises(UserError, match="lambda_layer_offset: Motif has -1, got 0"):
         to_motif(ours, converted)

@@ -43,6 +43,12 @@ MODELS = {
         MistralConfig(**SIZES, sliding_window=5, head_dim=16)
     ),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
+    "qwen2, a window in no layer": lambda: Qwen2ForCausalLM(
+        Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=5, max_window_layers=28)
+    ),
+    "qwen2, a window in one layer": lambda: Qwen2ForCausalLM(
+        Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=5, max_window_layers=1)
+    ),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=12)),
 }
 IDS = torch.randint(1, 61, (2, 12), generator=torch.Generator().manual_seed(0))

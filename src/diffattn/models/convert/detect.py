@@ -8,6 +8,7 @@ from diffattn.models.convert.layers import LAYER_LAYOUTS, State, layers_of
 
 WHOLE_MODELS = ("diffllama", "motif", "motif2")
 LAYOUTS = ("diffattn", *WHOLE_MODELS, *(name for name in LAYER_LAYOUTS if name != "diffattn"))
+ROTARY = ("half", "interleaved", "none")
 
 
 def detect(config: Mapping[str, Any], state: State) -> str:
@@ -24,9 +25,10 @@ def detect(config: Mapping[str, Any], state: State) -> str:
         UserError: names and shapes fit none, or more than one; half-split and adjacent pairs,
             rotary styles and the offset of lambda_init leave no trace in a shape.
     """
+    _refuse_said(config)
     model = str(config.get("model_type", "")).lower()
-    if model == "diff_transformer" or config.get("layout") in LAYOUTS:
-        return str(config.get("layout", "diffattn"))
+    if model == "diff_transformer" or "layout" in config:
+        return config.get("layout", "diffattn")
     if model == "diffllama":
         return "diffllama"
     if model == "motif":
@@ -50,6 +52,7 @@ def check_label(source: str, config: Mapping[str, Any], state: State) -> None:
     Raises:
         UserError: config.json says another layout, or `source` is none.
     """
+    _refuse_said(config)
     if source not in LAYOUTS:
         raise UserError(f"from: expected 'auto' or one of {LAYOUTS}, got {source!r}")
     if config.get("model_type") or config.get("layout"):
@@ -59,3 +62,11 @@ def check_label(source: str, config: Mapping[str, Any], state: State) -> None:
             return
         if said != source:
             raise UserError(f"from: {source} was named, but the checkpoint is {said}")
+
+
+def _refuse_said(config: Mapping[str, Any]) -> None:
+    for name, allowed in (("layout", LAYOUTS), ("rotary", ROTARY)):
+        if name in config and config[name] not in allowed:
+            raise UserError(
+                f"in: config.json: {name}: expected one of {allowed}, got {config[name]!r}"
+            )

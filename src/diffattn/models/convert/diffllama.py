@@ -6,7 +6,9 @@ from torch import Tensor
 from transformers import DiffLlamaConfig
 
 from diffattn.errors import UserError
-from diffattn.models.configuration_diff import PRESETS, DiffTransformerConfig
+from diffattn.models.configuration_diff import DiffTransformerConfig
+from diffattn.models.convert.config_errors import reading_config
+from diffattn.models.convert.kept import refuse_lost
 from diffattn.models.convert.layers import fold
 from diffattn.models.convert.shapes import State, check_tensors, our_shapes
 from diffattn.ops.layout import adjacent_to_half_split, half_split_to_adjacent
@@ -33,27 +35,7 @@ def from_diffllama(
 
     Source: transformers, `models/diffllama/modeling_diffllama.py`.
     """
-    _refuse_unknown(config)
-    ours = DiffTransformerConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_hidden_layers=config.num_hidden_layers,
-        attention="v1",
-        match_heads=config.num_attention_heads,
-        match_key_value_heads=config.num_key_value_heads,
-        match_head_dim=config.head_dim,
-        rope_theta=_rope_theta(config),
-        max_position_embeddings=config.max_position_embeddings,
-        rms_norm_eps=config.rms_norm_eps,
-        initializer_range=config.initializer_range,
-        scale_embeddings=False,
-        lambda_std=0.1 if config.lambda_std_dev is None else config.lambda_std_dev,
-        tie_word_embeddings=config.tie_word_embeddings,
-        bos_token_id=config.bos_token_id,
-        eos_token_id=config.eos_token_id,
-        pad_token_id=config.pad_token_id,
-    )
+    ours = _our_config(config)
     check_tensors("diffllama", state, _diffllama_shapes(ours))
     width = ours.query_width
     converted: dict[str, Tensor] = {}
@@ -84,8 +66,8 @@ def to_diffllama(
         Configuration and state dict of `transformers.DiffLlamaForCausalLM` with the same logits.
 
     Raises:
-        UserError: a layer is not V1 as published, lambda_init is not the depth schedule, or a
-            tensor is missing, extra or of another shape; the message names it.
+        UserError: DiffLlama would be read back as another model, or a tensor is missing, extra or
+            of another shape; the message names the field or the tensor.
     """
     for layer in range(config.num_hidden_layers):
         if config.attention_kind(layer) != "v1":
@@ -93,43 +75,27 @@ def to_diffllama(
                 f"attention: DiffLlama holds v1 alone, but layer {layer} is "
                 f"{config.attention_kind(layer)}"
             )
-    for name, wanted in (
-        ("lambda_start", None),
-        ("lambda_layer_offset", 0),
-        ("hidden_act", "silu"),
-        ("qk_norm", False),
-        ("attention_sink", False),
-        ("attention_softcap", None),
-        ("attention_bias", False),
-        ("sliding_window", None),
-    ):
-        if getattr(config, name) != wanted:
-            raise UserError(f"{name}: DiffLlama has {wanted!r}, got {getattr(config, name)!r}")
-    if config.diff_choices(0) != PRESETS["v1"]:
-        raise UserError(f"attention: DiffLlama holds v1 as published, got {config.diff_choices(0)}")
-    if config.head_norm_eps not in (None, config.rms_norm_eps):
-        raise UserError(
-            f"head_norm_eps: DiffLlama has one epsilon, {config.rms_norm_eps}, got "
-            f"{config.head_norm_eps}"
+    with reading_config():
+        theirs = DiffLlamaConfig(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size or 0,
+            num_hidden_layers=config.num_hidden_layers,
+            num_attention_heads=config.match_heads,
+            num_key_value_heads=config.match_key_value_heads or config.match_heads,
+            head_dim=config.query_width,
+            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+            max_position_embeddings=config.max_position_embeddings,
+            rms_norm_eps=config.rms_norm_eps,
+            lambda_std_dev=config.lambda_std,
+            tie_word_embeddings=config.tie_word_embeddings and not config.scale_embeddings,
+            bos_token_id=config.bos_token_id,
+            eos_token_id=config.eos_token_id,
+            pad_token_id=config.pad_token_id,
         )
+    folded = ("scale_embeddings", "tie_word_embeddings") if config.scale_embeddings else ()
+    refuse_lost("DiffLlama", config, _our_config(theirs), besides=folded)
     check_tensors("diffattn", state, our_shapes(config))
-    theirs = DiffLlamaConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size or 0,
-        num_hidden_layers=config.num_hidden_layers,
-        num_attention_heads=config.match_heads,
-        num_key_value_heads=config.match_key_value_heads or config.match_heads,
-        head_dim=config.query_width,
-        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
-        max_position_embeddings=config.max_position_embeddings,
-        rms_norm_eps=config.rms_norm_eps,
-        lambda_std_dev=config.lambda_std,
-        tie_word_embeddings=config.tie_word_embeddings and not config.scale_embeddings,
-        bos_token_id=config.bos_token_id,
-        eos_token_id=config.eos_token_id,
-        pad_token_id=config.pad_token_id,
-    )
     width = config.query_width
     converted: dict[str, Tensor] = {}
     for name, tensor in state.items():
@@ -150,6 +116,32 @@ def to_diffllama(
         elif not name.endswith("subln.weight"):
             converted[name.replace("self_attn.lam.lambda_", "self_attn.lambda_")] = tensor
     return theirs, converted
+
+
+def _our_config(config: DiffLlamaConfig) -> DiffTransformerConfig:
+    _refuse_unknown(config)
+    with reading_config():
+        return DiffTransformerConfig(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_hidden_layers=config.num_hidden_layers,
+            attention="v1",
+            match_heads=config.num_attention_heads,
+            match_key_value_heads=config.num_key_value_heads,
+            match_head_dim=config.head_dim,
+            rope_theta=_rope_theta(config),
+            max_position_embeddings=config.max_position_embeddings,
+            rms_norm_eps=config.rms_norm_eps,
+            attention_dropout=config.attention_dropout or 0.0,
+            initializer_range=config.initializer_range,
+            scale_embeddings=False,
+            lambda_std=0.1 if config.lambda_std_dev is None else config.lambda_std_dev,
+            tie_word_embeddings=config.tie_word_embeddings,
+            bos_token_id=config.bos_token_id,
+            eos_token_id=config.eos_token_id,
+            pad_token_id=config.pad_token_id,
+        )
 
 
 def _refuse_unknown(config: DiffLlamaConfig) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoint folders: safetensors and config.json, read whole, written whole or not at all."""
+"""Checkpoint folders, safetensors and config.json, written whole or not at all."""
 
 import json
 import os
@@ -9,77 +9,39 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from diffattn.errors import UserError
 
 SHARD_BYTES = 5 * 2**30
+UNFINISHED = "unfinished.txt"
+"""lies in a folder until all else does"""
 COPIED = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "generation_config.json")
 
 
-def read_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """config.json and tensors of a folder, or the tensors of one file.
-
-    Args:
-        path: a folder with `*.safetensors` (any number of shards) and, for whole models,
-            config.json; or one safetensors file.
+def check_target(path: str | os.PathLike[str]) -> Path:
+    """Refuse a target that holds something, or where no folder can be.
 
     Returns:
-        The configuration, empty where there is none, and the state dict.
+        Its absolute path, links followed: what a link names is written, the link stays.
 
     Raises:
-        UserError: nothing readable is there, or weights are pickled.
+        UserError: it is a file, a folder that is not empty, lies below a file, or is the working
+            folder, which no other may replace.
     """
-    path = Path(path)
-    if path.is_file():
-        files, folder = [path], path.parent
-        if path.suffix != ".safetensors":
-            raise UserError(f"in: expected a folder or a .safetensors file, got {path}")
-    elif path.is_dir():
-        files, folder = sorted(path.glob("*.safetensors")), path
-    else:
-        raise UserError(f"in: expected a folder or a .safetensors file, got {path} (not there)")
-    if not files:
-        pickled = [*path.glob("*.bin"), *path.glob("*.pt"), *path.glob("*.pth")]
-        held = f"only pickled weights ({pickled[0].name})" if pickled else "none"
-        raise UserError(f"in: expected *.safetensors in {path}, got {held}")
-    state: dict[str, Tensor] = {}
-    for file in files:
-        try:
-            state |= load_file(file)
-        except SafetensorError as error:
-            raise UserError(f"in: {file.name} is not a safetensors file ({error})") from error
-    _check_index(folder, state)
-    config: Any = {}
-    if (folder / "config.json").is_file():
-        try:
-            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise UserError(f"in: config.json is not JSON ({error})") from error
-        if not isinstance(config, dict):
-            raise UserError("in: expected an object in config.json")
-    return config, state
-
-
-def _check_index(folder: Path, state: Mapping[str, Tensor]) -> None:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        listed = set(json.loads(index.read_text(encoding="utf-8")).get("weight_map", {}))
-        if missing := sorted(listed - set(state)):
-            raise UserError(f"in: a shard is missing; {missing[0]} is listed and not there")
-
-
-def check_target(path: str | os.PathLike[str]) -> Path:
-    """Refuse a target that holds something.
-
-    Raises:
-        UserError: it is a file or a folder that is not empty.
-    """
-    path = Path(path)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise UserError(f"out: expected a new or empty folder, got {path}")
-    return path
+    try:
+        target = Path(path).resolve()
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise UserError(f"out: expected a new or empty folder, got {path}")
+        above = next(folder for folder in target.parents if folder.exists())
+    except (OSError, RuntimeError) as error:  # a loop of links, a name too long, no permission
+        raise UserError(f"out: expected a new or empty folder, got {path} ({error})") from error
+    if not above.is_dir():
+        raise UserError(f"out: expected a new or empty folder, got {path}, and {above} is a file")
+    if target == Path.cwd():
+        raise UserError(f"out: expected a folder other than the working folder, got {path}")
+    return target
 
 
 def write_checkpoint(
@@ -98,25 +60,42 @@ def write_checkpoint(
         copy_from: folder whose tokenizer and generation settings come along.
 
     Raises:
-        UserError: the folder holds something already.
+        UserError: the folder holds something, also if it came meanwhile, or cannot be written.
     """
     target = check_target(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
-        (draft / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        _write_shards(draft, state)
-        if copy_from is not None and Path(copy_from).is_dir():
-            for pattern in COPIED:
-                for file in Path(copy_from).glob(pattern):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        try:
+            _write_draft(draft, config, state, copy_from)
+            if target.exists():
+                target.rmdir()
+            draft.rename(target)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"out: {path} cannot be written ({error})") from error
+
+
+def _write_draft(
+    draft: Path,
+    config: Mapping[str, Any],
+    state: Mapping[str, Tensor],
+    copy_from: str | os.PathLike[str] | None,
+) -> None:
+    """Write what makes a folder a checkpoint last."""
+    marker = draft / UNFINISHED
+    marker.write_text("a conversion was stopped here; this folder can be deleted\n")
+    _write_shards(draft, state)
+    if copy_from is not None and Path(copy_from).is_dir():
+        for pattern in COPIED:
+            for file in Path(copy_from).glob(pattern):
+                if file.is_file():
                     shutil.copy(file, draft / file.name)
-        draft.chmod(0o755)
-        if target.exists():
-            target.rmdir()
-        draft.rename(target)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
+    (draft / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    draft.chmod(0o755)
+    marker.unlink()
 
 
 def _write_shards(folder: Path, state: Mapping[str, Tensor]) -> None:

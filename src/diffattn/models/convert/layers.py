@@ -218,7 +218,7 @@ def _from_unilm_v2(tensors: State) -> Tensors:
     projection = reader.take("lambda_proj.weight", (None, None))
     heads, hidden = projection.shape
     query = reader.take("q_proj.weight", (None, hidden))
-    width = _heads("q_proj.weight", query.shape[0], 2 * heads)
+    _heads("q_proj.weight", query.shape[0], 2 * heads)
     width = query.shape[0] // (2 * heads)
     key = reader.take("k_proj.weight", (None, hidden))
     groups = _heads("k_proj.weight", key.shape[0], width)
@@ -251,6 +251,12 @@ def _to_unilm_v2(tensors: State, fold_gain: bool) -> Tensors:
         raise UserError(
             f"unilm-v2 has a noise head for each of {heads} signal heads, got {query.shape[0]} "
             f"query rows of width {width}"
+        )
+    groups = _heads("k_proj.weight", key.shape[0], width)
+    if value.shape[0] != key.shape[0] or groups == 0 or heads % groups:
+        raise UserError(
+            f"unilm-v2 has one key and one value head of {width} for each of a divisor of {heads} "
+            f"signal heads, got {key.shape[0]} and {value.shape[0]} rows"
         )
     return {
         "q_proj.weight": half_to_interleaved(query, width),

@@ -7,14 +7,19 @@ from torch import Tensor
 
 from diffattn.errors import UserError
 from diffattn.models.configuration_diff import DiffTransformerConfig
+from diffattn.models.convert.config_errors import reading_config
 from diffattn.models.modeling_diff import DiffTransformerForCausalLM
 
 State = Mapping[str, Tensor]
 
 
 def our_shapes(config: DiffTransformerConfig) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor of `DiffTransformerForCausalLM`, a tied output layer excepted."""
-    with torch.device("meta"):
+    """Shape of every tensor of `DiffTransformerForCausalLM`, a tied output layer excepted.
+
+    Raises:
+        UserError: no model can be built from the configuration.
+    """
+    with reading_config(), torch.device("meta"):
         model = DiffTransformerForCausalLM(config)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     if config.tie_word_embeddings:

@@ -1,20 +1,49 @@
 """A differential model that starts from a plain, trained one."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from diffattn.errors import UserError
 from diffattn.models.configuration_diff import DiffTransformerConfig
+from diffattn.models.convert.config_errors import reading_config
 from diffattn.models.convert.shapes import State, check_tensors, our_shapes
 from diffattn.models.modeling_diff import DiffTransformerForCausalLM
 from diffattn.nn import DiffAttention
 from diffattn.nn.lambdas import VECTORS
 
 PLAIN_MODELS = ("llama", "mistral", "qwen2", "qwen3")
+
+
+def plain_config(config: Mapping[str, Any]) -> PreTrainedConfig:
+    """Configuration of a plain decoder, of the class that its model_type names.
+
+    Args:
+        config: config.json.
+
+    Raises:
+        UserError: it is none of these models, or a value has no meaning.
+    """
+    _refuse_kind(config.get("model_type"))
+    with reading_config():
+        return CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
+
+
+def plain_model(config: PreTrainedConfig, state: State) -> PreTrainedModel:
+    """The plain decoder itself, with these weights."""
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    with reading_config():
+        # pyright does not know that weights may come without a folder
+        return kind.from_pretrained(None, config=config, state_dict=dict(state))  # pyright: ignore
 
 
 def from_softmax_v2(
@@ -38,14 +67,14 @@ def from_softmax_v2(
         UserError: the source has what our model does not, or a tensor is missing, extra or of
             another shape; the message names it.
     """
-    fields = _shared_fields(config)
     heads = config.num_attention_heads
-    ours = DiffTransformerConfig(
-        **fields,
-        attention="v2",
-        match_heads=heads,
-        match_key_value_heads=config.num_key_value_heads or heads,
-    )
+    with reading_config():
+        ours = DiffTransformerConfig(
+            **_shared_fields(config),
+            attention="v2",
+            match_heads=heads,
+            match_key_value_heads=_groups(config),
+        )
     converted: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if ".q_proj." in name:  # each head twice, side by side
@@ -83,18 +112,19 @@ def from_softmax_v1(
     Raises:
         UserError: as in `from_softmax_v2`.
     """
-    fields = _shared_fields(config)
-    heads = config.num_attention_heads
-    groups = config.num_key_value_heads or heads
-    ours = DiffTransformerConfig(
-        **fields,
-        attention="v1",
-        match_heads=2 * heads,
-        match_key_value_heads=2 * groups,
-        head_norm=False,
-        wide_values=False,
-        lambda_start=lambda_start,
-    )
+    if not math.isfinite(lambda_start):
+        raise UserError(f"lambda-start: expected a finite number, got {lambda_start}")
+    with reading_config():
+        heads, groups = config.num_attention_heads, _groups(config)
+        ours = DiffTransformerConfig(
+            **_shared_fields(config),
+            attention="v1",
+            match_heads=2 * heads,
+            match_key_value_heads=2 * groups,
+            head_norm=False,
+            wide_values=False,
+            lambda_start=lambda_start,
+        )
     generator = torch.Generator().manual_seed(seed)
     converted: dict[str, Tensor] = {}
     for name, tensor in state.items():
@@ -190,10 +220,19 @@ def _noise_moves(attention: DiffAttention) -> bool:
     return any(gradient.abs().max() > 0 for gradient in gradients)
 
 
-def _shared_fields(config: PreTrainedConfig) -> Mapping[str, Any]:
-    kind = config.model_type
+def _refuse_kind(kind: Any) -> None:
     if kind not in PLAIN_MODELS:
         raise UserError(f"model_type: expected one of {PLAIN_MODELS}, got {kind!r}")
+
+
+def _groups(config: PreTrainedConfig) -> int:
+    groups = config.num_key_value_heads
+    return config.num_attention_heads if groups is None else groups
+
+
+def _shared_fields(config: PreTrainedConfig) -> Mapping[str, Any]:
+    kind = config.model_type
+    _refuse_kind(kind)
     rope: dict[str, Any] = dict(config.rope_parameters or {})
     if rope.get("rope_type", "default") != "default":
         raise UserError(f"rope_type: our model has 'default', got {rope['rope_type']!r}")
@@ -206,8 +245,12 @@ def _shared_fields(config: PreTrainedConfig) -> Mapping[str, Any]:
     window = getattr(config, "sliding_window", None)
     if kind.startswith("qwen") and not getattr(config, "use_sliding_window", False):
         window = None
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    types = getattr(config, "layer_types", None) if window is not None else None
+    width = getattr(config, "head_dim", None)
+    if width is None:
+        width = config.hidden_size // config.num_attention_heads
+    types = getattr(config, "layer_types", None)
+    if types is not None and "sliding_attention" not in types:  # all of them see everything
+        window = None
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
@@ -218,7 +261,7 @@ def _shared_fields(config: PreTrainedConfig) -> Mapping[str, Any]:
         "attention_bias": kind == "qwen2" or bool(getattr(config, "attention_bias", False)),
         "attention_output_bias": False if kind == "qwen2" else None,
         "sliding_window": window,
-        "layer_types": types,
+        "layer_types": None if window is None else types,
         "rope_theta": float(rope.get("rope_theta", 10_000.0)),
         "max_position_embeddings": config.max_position_embeddings,
         "rms_norm_eps": config.rms_norm_eps,
