@@ -1,6 +1,7 @@
 """`diffattn dex adapt`, `select` and `merge`, from a folder to a stock checkpoint."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -114,6 +115,12 @@ def test_a_finished_adaptation_is_not_trained_again(base, adapted, capsys):
     assert (adapted / "dex_model.safetensors").read_bytes() == before
 
 
+def unfinished(folder, base):
+    shutil.copytree(base / "model", folder)
+    (folder / "unfinished.txt").write_text("")
+    return folder
+
+
 def pickled(folder):
     folder.mkdir()
     (folder / "config.json").write_text("{}")
@@ -129,6 +136,12 @@ def pickled(folder):
         (
             lambda b, p: ["adapt", str(pickled(p / "b")), "--steps", "1", "--out", str(p / "o")],
             "only pickled weights",
+        ),
+        (
+            lambda b, p: [
+                *("adapt", str(unfinished(p / "u", b)), "--steps", "1", "--out", str(p / "o"))
+            ],
+            "is unfinished",
         ),
         (
             lambda b, p: [

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from diffattn.errors import UserError
+from diffattn.models.new_folder import UNFINISHED  # its package registers our architectures too
 
 
 def load_base(folder: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32) -> Any:
@@ -31,6 +32,8 @@ def load_base(folder: str | os.PathLike[str], *, dtype: torch.dtype = torch.floa
         adapter = (path / "dex_config.json").is_file()
         held = "an adapter of DEX; name the base model" if adapter else "a folder without it"
         raise UserError(f"model: expected config.json in {folder}, got {held}")
+    if (path / UNFINISHED).exists():
+        raise UserError(f"model: {folder} is unfinished: what wrote it was stopped; delete it")
     if not any(path.glob("*.safetensors")):
         pickled = sorted(p.name for kind in ("*.bin", "*.pt", "*.pth") for p in path.glob(kind))
         held = f"only pickled weights ({pickled[0]}), which are not read" if pickled else "none"
@@ -44,8 +47,6 @@ def load_base(folder: str | os.PathLike[str], *, dtype: torch.dtype = torch.floa
         raise UserError(
             f"model: {folder} is quantised; dequantise it first (DEX trains and merges W_O)"
         )
-    import diffattn.models  # noqa: F401 registers our own architectures
-
     return _from_pretrained(path, dtype)
 
 

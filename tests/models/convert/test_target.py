@@ -8,6 +8,7 @@ import folders
 import pytest
 
 from diffattn.models.convert import folder as writing
+from diffattn.models.new_folder import UNFINISHED
 
 
 @pytest.fixture
@@ -92,4 +93,4 @@ def test_a_finished_folder_holds_no_marker_and_files_of_the_tokenizer(source, tm
     assert into(source, tmp_path / "out")[0] == 0
     held = set(os.listdir(tmp_path / "out"))
     assert {"tokenizer.json", "config.json", "model.safetensors"} <= held
-    assert not held & {"tokenizer", writing.UNFINISHED}
+    assert not held & {"tokenizer", UNFINISHED}

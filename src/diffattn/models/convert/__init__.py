@@ -11,7 +11,7 @@ from diffattn.models.configuration_diff import DiffTransformerConfig
 from diffattn.models.convert.config_errors import reading_config
 from diffattn.models.convert.detect import LAYOUTS, WHOLE_MODELS, check_label, detect
 from diffattn.models.convert.diffllama import from_diffllama, to_diffllama
-from diffattn.models.convert.folder import check_target, write_checkpoint
+from diffattn.models.convert.folder import write_checkpoint
 from diffattn.models.convert.kept import refuse_lost
 from diffattn.models.convert.layers import LAYER_LAYOUTS, State, Tensors, convert_layers
 from diffattn.models.convert.motif import from_motif, to_motif
@@ -29,6 +29,7 @@ from diffattn.models.convert.softmax import (
 from diffattn.models.convert.source import read_checkpoint
 from diffattn.models.flops import training_flops_per_token
 from diffattn.models.modeling_diff import DiffTransformerForCausalLM
+from diffattn.models.new_folder import check_target
 
 __all__ = [
     "LAYOUTS",

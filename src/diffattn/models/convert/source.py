@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from diffattn.errors import UserError
-from diffattn.models.convert.folder import UNFINISHED
+from diffattn.models.new_folder import UNFINISHED
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
