@@ -95,7 +95,7 @@ LAYERS = {
     ),
     "an epsilon that no root is taken of": (
         lambda: v1(norm_eps=-1.0),
-        "eps: expected a number from 0, got -1.0",
+        "eps: expected a finite number, at least 0, got -1.0",
     ),
     "a soft cap in words": (
         lambda: v1(softcap="3"),

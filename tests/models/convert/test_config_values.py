@@ -28,7 +28,7 @@ VALUES = {
     "diffllama": [
         ("num_attention_heads", 7, "V1 pairs the heads"),
         ("num_key_value_heads", 3, "V1 pairs the key heads"),
-        ("num_key_value_heads", 0, "num_key_value_heads"),
+        ("num_key_value_heads", 0, "key_value_heads: expected a whole number from 1"),
         ("hidden_size", "x", "hidden_size"),
         ("rms_norm_eps", "x", "rms_norm_eps"),
         ("rope_parameters", "x", "rope_parameters"),
@@ -38,7 +38,7 @@ VALUES = {
         ("num_key_value_heads", 3, "match_key_value_heads: 3"),
         ("num_attention_heads", "8", "num_attention_heads"),
         ("num_attention_heads", 0, "ZeroDivisionError"),
-        ("head_dim", 0, "head_dim: expected at least 1, got 0"),
+        ("head_dim", 0, "head_dim: expected a whole number from 1, or None, got 0"),
         ("hidden_size", None, "hidden_size"),
         ("rms_norm_eps", "x", "rms_norm_eps"),
         ("dtype", "zzz", "zzz"),
