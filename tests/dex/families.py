@@ -81,3 +81,32 @@ def heads(name):
         "diffattn v2-gqa": (8, 8),
     }
     return known.get(name, (4, 16) if name.startswith("diffattn") else (4, 8))
+
+
+LINEAR = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+FEW_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+# name -> options, what the refusal says
+REFUSED = {
+    "mamba": ({"state_size": 8}, "has no attention"),
+    "mamba2": ({"state_size": 8, "head_dim": 8, "num_heads": 8, "n_groups": 1}, "got None"),
+    "rwkv": ({"attention_hidden_size": 32}, "no keys and values; linear maps found: rwkv"),
+    "qwen3_next": (
+        {"num_hidden_layers": 4, "head_dim": 8, "shared_expert_intermediate_size": 16}
+        | LINEAR
+        | FEW_EXPERTS,
+        r"layers \[0, 1, 2\]: linear_attn.out_proj; layers \[3\]: self_attn.o_proj",
+    ),
+}
+
+
+def build_refused(kind):
+    """A tiny model whose layers are not, or not all, attention."""
+    options, _ = REFUSED[kind]
+    sizes = {name: value for name, value in SIZES.items() if "attention_heads" not in name}
+    kept = SIZES if kind == "qwen3_next" else sizes
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**kept, **options}))

@@ -7,6 +7,7 @@ import families
 import pytest
 import tiny
 import torch
+from transformers import T5Config, T5ForConditionalGeneration
 
 from diffattn.dex import (
     DexConfig,
@@ -286,3 +287,19 @@ def test_sites_of_every_family(name):
         assert (site.num_heads, site.value_dim) == families.heads(name)
     assert all(torch.equal(p, state[n]) for n, p in model.named_parameters())
     assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
+
+
+@pytest.mark.parametrize("kind", list(families.REFUSED))
+def test_models_without_attention_in_every_layer_are_refused_with_a_list(kind):
+    with pytest.raises(UserError, match=families.REFUSED[kind][1]):
+        find_sites(families.build_refused(kind))
+
+
+def test_other_models_are_refused():
+    config = T5Config(vocab_size=61, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4)
+    with pytest.raises(UserError, match="expected a decoder"):
+        find_sites(T5ForConditionalGeneration(config))
+    with torch.device("meta"):
+        model = families.build("llama")
+    with pytest.raises(UserError, match="weights on a device"):
+        find_sites(model)

@@ -177,8 +177,8 @@ def _site(
         raise UserError(f"model: {where} has no keys and values; {_listed(calls)}")
     if projection.y.shape[-1] != hidden.shape[-1]:
         raise UserError(
-            f"model: {where}: {projection.name} is behind attention, but gives "
-            f"{projection.y.shape[-1]} channels, expected {hidden.shape[-1]}"
+            f"model: {where} has no attention: {projection.name}, the first map that reads other "
+            f"tokens, gives {projection.y.shape[-1]} channels, expected {hidden.shape[-1]}"
         )
     heads = _heads(model, projection, before, columns)
     return Site(
@@ -245,6 +245,8 @@ def _sees_others(x: Tensor, states: Tensor) -> bool:
 
 def _channels(x: Tensor, calls: list[_Call], *, earlier: bool) -> list[Tensor]:
     """For each map, which outputs the last token of x depends on, at earlier or at its token."""
+    if not calls:
+        return []
     gradients = torch.autograd.grad(
         _drawn_sum(x[:, -1]), [call.y for call in calls], retain_graph=True, allow_unused=True
     )
