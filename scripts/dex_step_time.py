@@ -24,7 +24,6 @@ def main():
     parser.add_argument("--pairs", type=int, default=10)
     options = parser.parse_args()
     ids = torch.randint(100, 40_000, (1, options.length))
-    heads = None
     models = {}
     for name in ("attention", "all"):
         model = load_base(options.model)

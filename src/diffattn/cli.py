@@ -310,7 +310,8 @@ def _said(line: str) -> None:
 
 def _dex_adapt(args: argparse.Namespace) -> int:
     with needs_extra("diffattn dex", "all"):
-        from diffattn.study.adapt import AdaptSettings, Interrupted, adapt
+        from diffattn.study.adapt import AdaptSettings, adapt
+        from diffattn.training import Interrupted
     fields = AdaptSettings.__dataclass_fields__
     settings = AdaptSettings(**{name: getattr(args, name) for name in fields})
     try:

@@ -112,6 +112,20 @@ def test_what_trains_and_what_does_not(name):
         assert parameter.dim() > 0, name
 
 
+@pytest.mark.parametrize("name", ["phi3", "gpt2", "gpt_neox"])
+def test_queries_of_a_fused_projection_stay_after_unmerging_too(name):
+    model = dexed(name)
+    merge(model)
+    unmerge(model)
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    train(model)
+    for site in adapter_of(model).sites:
+        ((module, rows),) = site.keys_values.items()
+        weight = f"{module}.weight"
+        moved = model.get_parameter(weight) != before[weight]
+        assert torch.equal(moved.any(0 if site.transposed else 1), rows)
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt2", "deepseek_v3", "diffattn v1-gqa"])
 def test_unselected_heads_stay_bit_identical(name):
     model = dexed(name, heads={0: [1]})

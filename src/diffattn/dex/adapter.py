@@ -93,10 +93,8 @@ def inject(model: nn.Module, config: DexConfig, *, trainable: bool = True) -> nn
     originals = {name: p.detach().cpu().clone() for name, (p, _) in trained.items()}
     adapter = Adapter(config, sites, mark, originals)
     model.requires_grad_(False)
-    for parameter, rows in trained.values() if trainable else ():
+    for parameter, _ in trained.values() if trainable else ():
         parameter.requires_grad_(True)
-        if rows is not None:
-            adapter.handles.append(parameter.register_hook(_RowsOnly(rows)))
     for site in sites:
         heads = config.selected(site.layer, site.num_heads)
         if heads:
@@ -142,6 +140,9 @@ def put_in(model: nn.Module) -> None:
         model.get_submodule(name.rpartition(".")[0]).add_module(EXTENSION, extension)
         handle = projection.register_forward_pre_hook(_Extended(extension))
         adapter.handles.append(handle)
+    for parameter, rows in _trained_weights(model, adapter.sites).values():
+        if parameter.requires_grad and rows is not None:
+            adapter.handles.append(parameter.register_hook(_RowsOnly(rows)))
     model.__dict__["save_pretrained"] = _refuse_to_save
 
 

@@ -1,7 +1,6 @@
 """Choose the heads that a differential extension is for."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any, get_args
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 from diffattn.dex.adapter import fingerprint
 from diffattn.dex.entropy import NAME, EntropyMeter
 from diffattn.dex.plan import Criterion, HeadPlan, choose
-from diffattn.dex.sites import Site, find_sites
+from diffattn.dex.sites import Site, evaluating, find_sites
 from diffattn.errors import UserError
 
 
@@ -102,22 +101,12 @@ class _Counted:
             raise UserError("sequences: expected at least one, got none")
 
 
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
-
-
 def _entropies(
     model: Any, sites: list[Site], sequences: Iterable[Tensor], skip: int, first_key: bool
 ) -> list[list[float]]:
     before = model.config._attn_implementation
     device = next(model.parameters()).device
-    with _evaluating(model), EntropyMeter(skip=skip, first_key=first_key) as meter:
+    with evaluating(model), EntropyMeter(skip=skip, first_key=first_key) as meter:
         model.set_attn_implementation(NAME)
         try:
             with torch.no_grad():
@@ -151,7 +140,7 @@ def _importances(model: Any, sites: list[Site], sequences: Iterable[Tensor]) -> 
     required = [p for p in model.parameters() if p.requires_grad]
     batches = 0
     try:
-        with _evaluating(model):
+        with evaluating(model):
             for parameter in required:  # the gates' gradients alone are wanted
                 parameter.requires_grad_(False)
             for ids in sequences:

@@ -81,7 +81,7 @@ def find_sites(model: nn.Module) -> list[Site]:
         ('model.layers.0.self_attn.o_proj', 2, 8)
     """
     names = {module: name for name, module in model.named_modules()}
-    with _evaluating(model):
+    with evaluating(model):
         calls = _layer_calls(model)
         found = [_site(model, names, index, *call) for index, call in enumerate(calls)]
     _check_alike(model, found)
@@ -89,7 +89,12 @@ def find_sites(model: nn.Module) -> list[Site]:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Inside the block the model is in evaluation mode; modes and random numbers come back.
+
+    Yields:
+        Nothing.
+    """
     training = {module: module.training for module in model.modules()}
     generator = torch.get_rng_state()
     model.eval()

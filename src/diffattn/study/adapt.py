@@ -23,7 +23,6 @@ from diffattn.evaluation import item_losses
 from diffattn.study.text import Text, prepare_text
 from diffattn.training import TrainConfig, train
 from diffattn.training.adaptation import DexTrainer
-from diffattn.training.trainer import Interrupted
 
 Say = Callable[[str], None]
 SELECTION_SEQUENCES = 64
@@ -165,22 +164,18 @@ def _heldout(tokens: TokenFile, settings: AdaptSettings) -> list[dict[str, np.nd
             f"length: held-out text has {tokens.tokens:,} tokens, fewer than two windows of "
             f"{settings.length:,}; use more text or shorter windows"
         )
-    return list(iter_items(TextStream(windows, rows_per_step=1, steps=count)))
-
-
-def iter_items(stream: TextStream) -> Iterator[dict[str, np.ndarray]]:
-    """The items of a stream in order."""
-    return (stream[index] for index in range(len(stream)))
+    stream = TextStream(windows, rows_per_step=1, steps=count)
+    return [stream[index] for index in range(count)]
 
 
 def _plan(
     model: Any, tokens: TokenFile, settings: AdaptSettings, folder: Path, say: Say
 ) -> HeadPlan:
     path, mark = folder / "plan.json", fingerprint(model)
-    if settings.heads not in ("entropy", "importance", "all"):
-        plan = HeadPlan.read(settings.heads)
-    elif path.exists():
+    if path.exists():
         plan = HeadPlan.read(path)
+    elif settings.heads not in ("entropy", "importance", "all"):
+        plan = HeadPlan.read(settings.heads)
     else:
         windows = Windows(tokens, settings.length, seed=settings.seed)
         count = min(SELECTION_SEQUENCES, len(windows))
@@ -216,7 +211,7 @@ def _train(model: Any, stream: TextStream, settings: AdaptSettings, folder: Path
             left = (steps - step) * seconds / max(step, 1)
             say(f"step {step} of {steps}, {rate:,.0f} tokens/s, {left / 60:.1f} min left")
 
-    with stop_requests() as asked:
+    with _stop_requests() as asked:
         train(
             model,
             stream,
@@ -230,7 +225,7 @@ def _train(model: Any, stream: TextStream, settings: AdaptSettings, folder: Path
 
 
 @contextmanager
-def stop_requests() -> Iterator[Callable[[], bool]]:
+def _stop_requests() -> Iterator[Callable[[], bool]]:
     """Inside the block the first Ctrl-C is a request, asked for by what the block gets.
 
     Yields:
@@ -278,6 +273,3 @@ def _write_json(path: Path, value: Any) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
     os.replace(draft, path)
-
-
-__all__ = ["AdaptSettings", "Interrupted", "adapt", "iter_items", "stop_requests"]

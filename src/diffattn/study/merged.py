@@ -48,7 +48,6 @@ def merge_checkpoint(
     if base is None and not source.is_dir():
         raise UserError(f"base: expected the folder of the base model, not found: {source}")
     model = load_base(source)
-    stored = getattr(model.config, "dtype", None)
     load(model, adapter)
     ids = torch.randint(
         model.config.get_text_config().vocab_size,
@@ -64,8 +63,6 @@ def merge_checkpoint(
         model.to(dtype)
         rounded = (_logits(model, ids).float() - before).abs().max().item()
         say(f"with all weights rounded to {str(dtype).removeprefix('torch.')}: {rounded:.2e}")
-    elif stored is not None:
-        model.config.dtype = torch.float32
     _write(model, source, out)
     say(f"stock checkpoint: {out}")
     return change

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from diffattn.dex.adapter import EXTENSION
@@ -61,21 +60,14 @@ class DexTrainer(DiffTrainer):
         self.lam_rate = lam_rate
         super().__init__(**kwargs)
 
-    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """AdamW over the groups of `dex_parameter_groups`."""
-        if self.optimizer is None:
-            trained: Any = self.model if model is None else model
-            groups = dex_parameter_groups(
-                trained,
-                learning_rate=self.args.learning_rate,
-                weight_decay=self.args.weight_decay,
-                lam_rate=self.lam_rate,
-            )
-            for group in groups:
-                del group["names"]
-            optimizer_class, options = self.get_optimizer_cls_and_kwargs(self.args, trained)
-            self.optimizer = optimizer_class(groups, **options)
-        return self.optimizer
+    def groups(self, model: nn.Module) -> list[dict[str, Any]]:
+        """The groups of `dex_parameter_groups`."""
+        return dex_parameter_groups(
+            model,
+            learning_rate=self.args.learning_rate,
+            weight_decay=self.args.weight_decay,
+            lam_rate=self.lam_rate,
+        )
 
     def _save(
         self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None

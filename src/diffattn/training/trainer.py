@@ -60,11 +60,15 @@ class DiffTrainer(Trainer):
         dataset: Any = self.train_dataset if train_dataset is None else train_dataset
         return SequentialSampler(dataset)
 
+    def groups(self, model: nn.Module) -> list[dict[str, Any]]:
+        """The groups of `parameter_groups`."""
+        return parameter_groups(model, self.args.weight_decay)
+
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """AdamW over the groups of `parameter_groups`."""
+        """The optimizer of the arguments over `groups`."""
         if self.optimizer is None:
             trained: Any = self.model if model is None else model
-            groups = parameter_groups(trained, self.args.weight_decay)
+            groups = self.groups(trained)
             for group in groups:
                 del group["names"]
             optimizer_class, options = self.get_optimizer_cls_and_kwargs(self.args, trained)
