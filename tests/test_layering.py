@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "diffattn"
 
 # from the bottom up; siblings in one tuple do not import one another
 LAYERS = (
-    ("errors",),
+    ("errors", "json_file"),
     ("data",),
     ("ops",),
     ("nn",),

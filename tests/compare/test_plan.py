@@ -12,13 +12,14 @@ pytest.importorskip("transformers", reason="comparisons need the extra hf")
 
 from diffattn.compare import ComparePlan, get_preset, parse_arms
 from diffattn.compare.corpus import open_corpus, prepare_corpus
-from diffattn.compare.plan import OutputFolder, said_plainly, write_json
+from diffattn.compare.plan import OutputFolder, said_plainly
 from diffattn.compare.run import read_result
 from diffattn.compare.sessions import earlier_looks, read_sessions, recorded_session, summary
 from diffattn.compare.speed import rates_by_arm, read_rates
 from diffattn.compare.start import draw_start
 from diffattn.data import load_documents, train_tokenizer
 from diffattn.errors import UserError
+from diffattn.json_file import write_json
 from diffattn.models import DiffTransformerConfig, DiffTransformerForCausalLM
 
 

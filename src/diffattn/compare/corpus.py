@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from diffattn.compare.plan import ComparePlan, said_plainly, write_json
+from diffattn.compare.plan import ComparePlan, said_plainly
 from diffattn.data import (
     Document,
     RecallTokens,
@@ -21,6 +21,7 @@ from diffattn.data import (
     write_tokens,
 )
 from diffattn.errors import UserError
+from diffattn.json_file import write_json
 
 HELDOUT_SHARE = 0.1
 # more than a token of any vocabulary here stands for: an estimate that reads too much, not too

@@ -5,7 +5,6 @@ import errno
 import fcntl
 import json
 import math
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 from diffattn.compare.arms import Arm
 from diffattn.compare.presets import Preset
 from diffattn.errors import UserError
+from diffattn.json_file import DRAFT, write_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,7 +179,6 @@ class OutputFolder:
 
 
 _LOCK = ".lock"
-_DRAFT = ".draft"
 _PLAIN_ERRORS = {
     errno.ENOENT,
     errno.ENOSPC,
@@ -228,18 +227,8 @@ def _sounds_full(error: Exception) -> bool:
 
 def _is_ours(path: Path) -> bool:
     """Whether a command that ended at its start can have left this behind."""
-    draft = path.name.startswith(".") and path.name.endswith(_DRAFT)
+    draft = path.name.startswith(".") and path.name.endswith(DRAFT)
     return draft or path.name in (_LOCK, "plan.json", "data")
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file whole or not at all."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}{_DRAFT}")
-    try:
-        draft.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:

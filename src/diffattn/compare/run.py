@@ -17,10 +17,11 @@ from torch import nn
 
 from diffattn.compare.arms import Arm
 from diffattn.compare.corpus import Corpus, open_corpus
-from diffattn.compare.plan import ComparePlan, said_plainly, write_json
+from diffattn.compare.plan import ComparePlan, said_plainly
 from diffattn.compare.start import draw_start
 from diffattn.data import RecallItem, RecallSpec, RecallStream, TrainingStream, Windows, recall_grid
 from diffattn.evaluation import attention_shares, lam_by_layer, recall_outcomes, window_losses
+from diffattn.json_file import write_json
 from diffattn.models import DiffTransformerConfig, DiffTransformerForCausalLM
 from diffattn.training import DivergedError, TrainConfig, read_metrics, train
 

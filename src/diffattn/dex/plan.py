@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from diffattn.errors import UserError, needs_extra
+from diffattn.json_file import write_json
 
 Criterion = Literal["entropy", "importance", "all"]
 
@@ -34,9 +35,7 @@ class HeadPlan:
         """Write the plan as JSON, whole or not at all."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        draft = target.with_name(f".{target.name}.{os.getpid()}")
-        draft.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
-        os.replace(draft, target)
+        write_json(target, asdict(self))
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> "HeadPlan":

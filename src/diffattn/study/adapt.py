@@ -20,6 +20,7 @@ from diffattn.dex.adapter import fingerprint
 from diffattn.dex.base import load_base
 from diffattn.errors import UserError, needs_extra
 from diffattn.evaluation import item_losses
+from diffattn.json_file import write_json
 from diffattn.study.text import Text, prepare_text
 from diffattn.training import TrainConfig, train
 from diffattn.training.adaptation import DexTrainer
@@ -112,7 +113,7 @@ def adapt(
     save(model, folder)
     after = item_losses(model, heldout)
     result = {"settings": asdict(settings), **_change(before, after)}
-    _write_json(folder / "adapt.json", result)
+    write_json(folder / "adapt.json", result)
     low, high = result["interval"]
     say(
         f"held-out loss {result['before']:.4f} -> {result['after']:.4f} nats per token, "
@@ -129,7 +130,7 @@ def _claim(folder: Path, settings: AdaptSettings, resume: bool) -> None:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"out: {folder} cannot be made: {error.strerror}") from error
-        _write_json(path, values)
+        write_json(path, values)
         return
     if not resume:
         raise UserError(f"out: expected a new folder, got {folder}; add --resume to go on with it")
@@ -153,7 +154,7 @@ def _check_same_text(folder: Path, text: Text) -> None:
         if known != text.digest:
             raise UserError(f"data: the text is no longer the one that {folder} was begun with")
     else:
-        _write_json(path, {"sha256": text.digest})
+        write_json(path, {"sha256": text.digest})
 
 
 def _heldout(tokens: TokenFile, settings: AdaptSettings) -> list[dict[str, np.ndarray]]:
@@ -250,7 +251,7 @@ def _measured(path: Path, measure: Callable[[], np.ndarray]) -> np.ndarray:
     if path.exists():
         return np.array(json.loads(path.read_text(encoding="utf-8")))
     losses = measure()
-    _write_json(path, losses.tolist())
+    write_json(path, losses.tolist())
     return losses
 
 
@@ -267,9 +268,3 @@ def _change(before: np.ndarray, after: np.ndarray) -> dict[str, Any]:
         "interval": [mean - half, mean + half],
         "windows": len(change),
     }
-
-
-def _write_json(path: Path, value: Any) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-    os.replace(draft, path)
