@@ -17,13 +17,13 @@ import pytest
 
 from diffattn.compare import plots, report
 from diffattn.compare.answer import answer
-from diffattn.compare.numbers import count_text
-from diffattn.compare.palette import DARK_COLORS
-from diffattn.compare.plot_style import WORDS
 from diffattn.compare.report import render_report, write_report
 from diffattn.compare.rows import labels, measure_table
 from diffattn.compare.table import terminal_table
 from diffattn.errors import UserError
+from diffattn.report.numbers import count_text
+from diffattn.report.palette import DARK_COLORS
+from diffattn.report.plot_style import WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -8,18 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from diffattn.compare.numbers import number, plural, with_unit
 from diffattn.compare.rows import (
-    DECIDED,
     HEADLINES,
-    NO_DIFFERENCE,
-    VERDICTS,
     MeasureRow,
     Results,
     family,
     level_text,
     measure_table,
 )
+from diffattn.report.numbers import number, plural, with_unit
+from diffattn.report.verdicts import DECIDED, NO_DIFFERENCE, VERDICTS
 
 _NAMES_IN_A_SENTENCE: Final = 6
 

@@ -14,7 +14,6 @@ import transformers
 from diffattn import __version__
 from diffattn.compare.arms import DEFAULT_ARMS, parse_arms
 from diffattn.compare.corpus import Corpus, prepare_corpus
-from diffattn.compare.numbers import plural
 from diffattn.compare.plan import ComparePlan, OutputFolder, said_plainly
 from diffattn.compare.pool import Workers, execute_runs, unfinished_runs
 from diffattn.compare.presets import get_preset
@@ -25,6 +24,7 @@ from diffattn.compare.sessions import earlier_looks, read_sessions, recorded_ses
 from diffattn.compare.speed import measure_rates, rates_by_arm, read_rates
 from diffattn.errors import UserError
 from diffattn.json_file import write_json
+from diffattn.report.numbers import plural
 
 _SPEED = "speed.json"
 _SESSIONS = "sessions.json"

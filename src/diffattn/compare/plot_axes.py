@@ -6,17 +6,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from diffattn.compare.numbers import MISSING
-from diffattn.compare.palette import BAND, HEAT, INK, MUTED, ON_HEAT, VERDICT_COLORS
 from diffattn.compare.plot_series import Cell, DrawnArm, Lines, Point, mean
 from diffattn.compare.rows import (
-    BETTER,
-    DECIDED,
-    NO_DIFFERENCE,
-    WORSE,
     Measure,
     MeasureRow,
 )
+from diffattn.report.numbers import MISSING
+from diffattn.report.palette import BAND, HEAT, INK, MUTED, ON_HEAT, VERDICT_COLORS
+from diffattn.report.verdicts import BETTER, DECIDED, NO_DIFFERENCE, WORSE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

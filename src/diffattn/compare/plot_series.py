@@ -7,9 +7,9 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from diffattn.compare.numbers import number
-from diffattn.compare.palette import ARM_COLORS
 from diffattn.compare.rows import Results, labels
+from diffattn.report.numbers import number
+from diffattn.report.palette import ARM_COLORS
 
 Point = tuple[float, float]
 Cell = tuple[int, int, int]

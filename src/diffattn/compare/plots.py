@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from diffattn.compare import plot_axes as draw
-from diffattn.compare.palette import INK, MUTED
 from diffattn.compare.plot_series import (
     DrawnArm,
     Lines,
@@ -20,8 +19,9 @@ from diffattn.compare.plot_series import (
     recall_cells,
     recall_lines,
 )
-from diffattn.compare.plot_style import WIDTH, figure, style, svg, words
 from diffattn.compare.rows import Measure, Results, measure_table
+from diffattn.report.palette import INK, MUTED
+from diffattn.report.plot_style import WIDTH, figure, style, svg, words
 
 _ROW: Final = 0.27
 _POINTS_TO_ENLARGE: Final = 8

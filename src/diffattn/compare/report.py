@@ -5,24 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from diffattn.compare import palette, plots
+from diffattn.compare import plots
 from diffattn.compare.answer import answer
-from diffattn.compare.numbers import (
-    MISSING,
-    Scale,
-    bytes_text,
-    count_text,
-    duration_text,
-    plural,
-    scale_of,
-)
-from diffattn.compare.plot_style import WORDS
 from diffattn.compare.rows import (
-    VERDICTS,
     Measure,
     MeasureRow,
     Results,
@@ -31,10 +18,19 @@ from diffattn.compare.rows import (
     level_text,
     measure_table,
 )
-from diffattn.errors import needs_extra
-
-if TYPE_CHECKING:
-    from jinja2 import Template
+from diffattn.report.numbers import (
+    MISSING,
+    Scale,
+    bytes_text,
+    count_text,
+    duration_text,
+    plural,
+    scale_of,
+)
+from diffattn.report.page import render_page, write_page
+from diffattn.report.palette import ARM_COLORS
+from diffattn.report.plot_style import WORDS
+from diffattn.report.verdicts import VERDICTS
 
 
 @dataclass(frozen=True)
@@ -140,7 +136,7 @@ def render_report(results: dict[str, Any]) -> str:
     Raises:
         MissingExtraError: Where matplotlib or Jinja2 is missing.
     """
-    return _template().render(_context(results))
+    return render_page("diffattn.compare", "report.html.jinja", _context(results))
 
 
 def write_report(results: dict[str, Any], path: str | os.PathLike[str]) -> None:
@@ -153,24 +149,7 @@ def write_report(results: dict[str, Any], path: str | os.PathLike[str]) -> None:
     Raises:
         MissingExtraError: Where matplotlib or Jinja2 is missing.
     """
-    target = Path(path)
-    html = render_report(results)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(html, encoding="utf-8", newline="\n")
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _template() -> Template:
-    with needs_extra("the report", "plot"):
-        from jinja2 import Environment, StrictUndefined
-    environment = Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
-    )
-    source = resources.files("diffattn.compare").joinpath("report.html.jinja")
-    return environment.from_string(source.read_text(encoding="utf-8"))
+    write_page(render_report(results), path)
 
 
 def _context(results: Results) -> dict[str, Any]:
@@ -180,7 +159,6 @@ def _context(results: Results) -> dict[str, Any]:
         "command": results.get("command") or "",
         "subtitle": _subtitle(results),
         "answer": answer(results),
-        "css": palette.css_name,
         "verdicts": VERDICTS,
         "arms": arms,
         "reference": arms[0].label if arms else "",
@@ -196,9 +174,6 @@ def _context(results: Results) -> dict[str, Any]:
         "config": _flat(results.get("config") or {}),
         "notes": [str(note) for note in results.get("notes") or ()],
         "missing": MISSING,
-        "light_theme": palette.light_theme(),
-        "dark_theme": palette.dark_theme(),
-        "dark_figures": palette.dark_figures(),
     }
 
 
@@ -305,4 +280,4 @@ def _plain(value: object) -> str:
 
 def _arm_colors(results: Results) -> dict[str, str]:
     names = labels(results)
-    return {name: f"var(--arm-{i % len(palette.ARM_COLORS)})" for i, name in enumerate(names)}
+    return {name: f"var(--arm-{i % len(ARM_COLORS)})" for i, name in enumerate(names)}

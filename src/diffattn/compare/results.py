@@ -9,12 +9,12 @@ import numpy as np
 
 from diffattn.compare.arms import Arm
 from diffattn.compare.corpus import Corpus
-from diffattn.compare.numbers import plural
 from diffattn.compare.plan import ComparePlan
 from diffattn.compare.run import build_model
 from diffattn.evaluation import compare_to_first
 from diffattn.evaluation.intervals import ONE_SEED
 from diffattn.models.flops import training_flops_per_token
+from diffattn.report.numbers import plural
 
 LEVEL = 0.95
 Run = dict[str, Any]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from diffattn.compare.numbers import (
+from diffattn.report.numbers import (
     MISSING,
     SPACE,
     Scale,
@@ -16,14 +16,9 @@ from diffattn.compare.numbers import (
     scale_of,
     with_unit,
 )
+from diffattn.report.verdicts import NO_DIFFERENCE
 
 Results = Mapping[str, Any]
-
-BETTER: Final = "better"
-WORSE: Final = "worse"
-NO_DIFFERENCE: Final = "no difference"
-DECIDED: Final = (BETTER, WORSE)
-VERDICTS: Final = (BETTER, NO_DIFFERENCE, WORSE)
 
 HEADLINES: Final = (
     "heldout_loss",

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from html import escape
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from diffattn.compare.palette import GRID, INK, MUTED
 from diffattn.errors import needs_extra
+from diffattn.report.palette import GRID, INK, MUTED
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

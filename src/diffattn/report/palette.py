@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from diffattn.compare.rows import BETTER, NO_DIFFERENCE, WORSE
+from diffattn.report.verdicts import BETTER, NO_DIFFERENCE, WORSE
 
 INK: Final = "#24292e"
 MUTED: Final = "#5f6873"
