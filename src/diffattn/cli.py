@@ -259,6 +259,7 @@ def _add_dex(verbs: "argparse._SubParsersAction[_Parser]") -> None:
     _add_dex_adapt(actions)
     _add_dex_merge(actions)
     _add_dex_select(actions)
+    _add_dex_study(actions)
 
 
 def _add_dex_adapt(actions: "argparse._SubParsersAction[_Parser]") -> None:
@@ -393,6 +394,78 @@ def _dex_select(args: argparse.Namespace) -> int:
         say=_said,
     )
     print(terminal_map(plan))
+    return 0
+
+
+def _add_dex_study(actions: "argparse._SubParsersAction[_Parser]") -> None:
+    parser = actions.add_parser(
+        "study",
+        help="adapt a model in several ways and say what each one adds",
+        description="Train DEX and its controls on the same text with equal tuning, measure all "
+        "of them, and write report.html, results.json and claim.md. Started again with --resume "
+        "it goes on run by run; several processes may work on one folder.",
+    )
+    parser.add_argument(
+        "model", metavar="MODEL", help="folder of a Hugging Face causal LM, or smollm2 as fetched"
+    )
+    parser.add_argument("--data", default=None, help="text (default: bundled speeches)")
+    parser.add_argument(
+        "--outside",
+        default=None,
+        help="other text, for what is forgotten (default: bundled questions to a bank)",
+    )
+    parser.add_argument("--out", required=True, help="folder of the study")
+    parser.add_argument("--arms", type=_names, help="names, separated by commas (default: all)")
+    for name, kind, about in (
+        ("seeds", _count, "of DEX and attention alone (default: 3)"),
+        ("other-seeds", _count, "of the other arms (default: 1)"),
+        ("steps", _count, "optimizer steps of a run (default: 200)"),
+        ("length", _count, "tokens of a window (default: 1024)"),
+        ("rows", _count, "windows of a step (default: 1)"),
+        ("rates", _numbers, "multiples of each arm's usual rate to try (default: 0.3,1,3)"),
+        ("tuning-steps", _count, "optimizer steps of a trial (default: 24)"),
+        ("tuning-windows", _count, "held-out windows that judge a trial (default: 6)"),
+        ("lam-rate", float, "learning rate of lam as a multiple of the others' (default: 10)"),
+        ("heads", str, "entropy, importance, all, or a plan file (default: entropy)"),
+        ("heldout-windows", _count, "measured (default: 24)"),
+        ("outside-windows", _count, "measured (default: 12)"),
+        ("items", _count, "texts with needles, and lists of examples (default: 12)"),
+        ("context", _count, "tokens of each of these (default: 1024)"),
+    ):
+        parser.add_argument(f"--{name}", type=kind, help=about)
+    parser.add_argument("--bf16", action="store_true", help="bf16 autocast; weights stay fp32")
+    parser.add_argument("--resume", action="store_true", help="go on with what the folder holds")
+    parser.set_defaults(run=_dex_study)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(","))
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(number) for number in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"expected numbers separated by commas, as in 0.3,1,3, got {text!r}"
+        ) from None
+
+
+def _dex_study(args: argparse.Namespace) -> int:
+    with needs_extra("diffattn dex study", "all"):
+        from diffattn.study.claim import terminal
+        from diffattn.study.settings import StudySettings
+        from diffattn.study.study import study
+        from diffattn.training import Interrupted
+    given = {name: getattr(args, name) for name in StudySettings.__dataclass_fields__}
+    settings = StudySettings(**{n: value for n, value in given.items() if value is not None})
+    try:
+        results = study(settings, args.out, resume=args.resume, say=_said)
+    except Interrupted as stopped:
+        print(f"diffattn dex: {stopped}; add --resume to go on", file=sys.stderr)
+        return 130
+    print(terminal(results), end="")
+    print(f"report: {args.out}/report.html; claim: {args.out}/claim.md")
     return 0
 
 

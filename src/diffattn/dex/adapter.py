@@ -15,6 +15,8 @@ from diffattn.dex.sites import Site, find_sites
 from diffattn.errors import UserError
 
 EXTENSION = "dex"
+FROZEN_ENTRIES = "frozen_entries"
+"""attribute of a parameter that trains in part: how many entries stay as they are"""
 
 
 @dataclass
@@ -93,8 +95,11 @@ def inject(model: nn.Module, config: DexConfig, *, trainable: bool = True) -> nn
     originals = {name: p.detach().cpu().clone() for name, (p, _) in trained.items()}
     adapter = Adapter(config, sites, mark, originals)
     model.requires_grad_(False)
-    for parameter, _ in trained.values() if trainable else ():
+    for parameter, rows in trained.values() if trainable else ():
         parameter.requires_grad_(True)
+        if rows is not None:
+            kept = parameter.numel() // rows.numel() * int((~rows).sum())
+            setattr(parameter, FROZEN_ENTRIES, kept)
     for site in sites:
         heads = config.selected(site.layer, site.num_heads)
         if heads:

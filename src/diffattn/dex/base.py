@@ -9,6 +9,7 @@ import torch
 
 from diffattn.errors import UserError
 from diffattn.models.new_folder import UNFINISHED  # its package registers our architectures too
+from diffattn.models.quiet import without_progress_bars
 
 
 def load_base(folder: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32) -> Any:
@@ -52,25 +53,20 @@ def load_base(folder: str | os.PathLike[str], *, dtype: torch.dtype = torch.floa
 
 def _from_pretrained(path: Path, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
-    bar = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            str(path),
-            dtype=dtype,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
+        with without_progress_bars():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                str(path),
+                dtype=dtype,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
     except Exception as error:  # a foreign folder fails in many ways inside the package
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(" :")
         raise UserError(f"model: {path} cannot be loaded: {reason}") from error
-    finally:
-        if bar:
-            logging.enable_progress_bar()
     model, info = loaded
     if missing := sorted(info["missing_keys"]):
         raise UserError(

@@ -81,7 +81,7 @@ def find_sites(model: nn.Module) -> list[Site]:
         ('model.layers.0.self_attn.o_proj', 2, 8)
     """
     names = {module: name for name, module in model.named_modules()}
-    with evaluating(model):
+    with evaluating(model), torch.enable_grad():
         calls = _layer_calls(model)
         found = [_site(model, names, index, *call) for index, call in enumerate(calls)]
     _check_alike(model, found)

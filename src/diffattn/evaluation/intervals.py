@@ -139,3 +139,20 @@ def _quantile(probability: float, degrees: int) -> float:
     with needs_extra("the interval of a difference", "eval"):
         from scipy.special import stdtrit
     return float(stdtrit(degrees, probability))
+
+
+def paired_interval(differences: np.ndarray, *, level: float = 0.95) -> tuple[float, float]:
+    """Interval of the mean of paired differences over items, of one run on each side.
+
+        mean +- t(1 - (1 - level) / 2; n - 1) sd / sqrt(n)
+
+    It tells how much other items would change the mean, not how much other seeds would.
+
+    Args:
+        differences: [n] of items measured on both sides, n at least 2.
+        level: confidence level.
+    """
+    values = np.asarray(differences, dtype=float)
+    half = _quantile(1 - (1 - level) / 2, len(values) - 1) * values.std(ddof=1)
+    half /= np.sqrt(len(values))
+    return float(values.mean() - half), float(values.mean() + half)

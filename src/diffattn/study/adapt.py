@@ -3,30 +3,29 @@
 import functools
 import json
 import os
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from diffattn.data import TextStream, TokenFile, Windows
-from diffattn.dex import DexCallback, DexConfig, HeadPlan, inject, save, select_heads
-from diffattn.dex.adapter import fingerprint
+from diffattn.dex import DexCallback, DexConfig, HeadPlan, inject, save
 from diffattn.dex.base import load_base
-from diffattn.errors import UserError, needs_extra
-from diffattn.evaluation import item_losses
+from diffattn.errors import UserError
+from diffattn.evaluation import item_losses, paired_interval
 from diffattn.json_file import write_json
+from diffattn.study.base import base_folder
+from diffattn.study.folder import check_same, claim
+from diffattn.study.heads import chosen_plan
+from diffattn.study.stopping import stop_requests
 from diffattn.study.text import Text, prepare_text
 from diffattn.training import TrainConfig, train
 from diffattn.training.adaptation import DexTrainer
 
 Say = Callable[[str], None]
-SELECTION_SEQUENCES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,18 +92,18 @@ def adapt(
         UserError: bad settings, model or text; or the folder holds something else.
         Interrupted: Ctrl-C; a checkpoint was saved.
     """
-    folder = Path(out)
-    _claim(folder, settings, resume)
-    model = load_base(settings.model)
-    text = prepare_text(settings.data, settings.model, folder / "tokens")
-    _check_same_text(folder, text)
+    folder, base = Path(out), base_folder(settings.model)
+    model = load_base(base)
+    claim(folder, asdict(settings), resume=resume, what="adaptation")
+    text = prepare_text(settings.data, base, folder / "tokens")
+    check_same(folder / "text.json", {"data": text.digest}, folder)
     heldout = _heldout(text.heldout, settings)
     stream = TextStream(
         Windows(text.train, settings.length, seed=settings.seed),
         rows_per_step=settings.rows,
         steps=settings.steps,
     )
-    plan = _plan(model, text.train, settings, folder, say)
+    plan = _plan(model, text, settings, folder, say)
     say(f"measuring the base model on {len(heldout)} held-out windows")
     before = _measured(folder / "base_losses.json", lambda: item_losses(model, heldout))
     ramp = settings.steps // 2 if settings.ramp_steps is None else settings.ramp_steps
@@ -123,40 +122,6 @@ def adapt(
     return result
 
 
-def _claim(folder: Path, settings: AdaptSettings, resume: bool) -> None:
-    path, values = folder / "settings.json", asdict(settings)
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"out: {folder} cannot be made: {error.strerror}") from error
-        write_json(path, values)
-        return
-    if not resume:
-        raise UserError(f"out: expected a new folder, got {folder}; add --resume to go on with it")
-    try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"out: {folder} holds no adaptation that could go on") from error
-    changed = sorted(n for n in values if known.get(n) != values[n])
-    if changed:
-        name = changed[0]
-        raise UserError(
-            f"{name}: expected {known.get(name)!r}, with which {folder} was begun, "
-            f"got {values[name]!r}"
-        )
-
-
-def _check_same_text(folder: Path, text: Text) -> None:
-    path = folder / "text.json"
-    if path.exists():
-        known = json.loads(path.read_text(encoding="utf-8"))["sha256"]
-        if known != text.digest:
-            raise UserError(f"data: the text is no longer the one that {folder} was begun with")
-    else:
-        write_json(path, {"sha256": text.digest})
-
-
 def _heldout(tokens: TokenFile, settings: AdaptSettings) -> list[dict[str, np.ndarray]]:
     windows = Windows(tokens, settings.length, seed=0)
     count = min(settings.heldout_windows, len(windows))
@@ -169,22 +134,10 @@ def _heldout(tokens: TokenFile, settings: AdaptSettings) -> list[dict[str, np.nd
     return [stream[index] for index in range(count)]
 
 
-def _plan(
-    model: Any, tokens: TokenFile, settings: AdaptSettings, folder: Path, say: Say
-) -> HeadPlan:
-    path, mark = folder / "plan.json", fingerprint(model)
-    if path.exists():
-        plan = HeadPlan.read(path)
-    elif settings.heads not in ("entropy", "importance", "all"):
-        plan = HeadPlan.read(settings.heads)
-    else:
-        windows = Windows(tokens, settings.length, seed=settings.seed)
-        count = min(SELECTION_SEQUENCES, len(windows))
-        say(f"selecting heads by {settings.heads} over {count} windows")
-        sequences = (torch.as_tensor(windows[n])[None] for n in range(count))
-        chosen: Any = settings.heads
-        plan = select_heads(model, sequences, criterion=chosen)
-    plan.check(mark)
+def _plan(model: Any, text: Text, settings: AdaptSettings, folder: Path, say: Say) -> HeadPlan:
+    path = folder / "plan.json"
+    heads = str(path) if path.exists() else settings.heads
+    plan = chosen_plan(model, text.train, heads, settings.length, settings.seed, say)
     plan.save(path)
     return plan
 
@@ -212,7 +165,7 @@ def _train(model: Any, stream: TextStream, settings: AdaptSettings, folder: Path
             left = (steps - step) * seconds / max(step, 1)
             say(f"step {step} of {steps}, {rate:,.0f} tokens/s, {left / 60:.1f} min left")
 
-    with _stop_requests() as asked:
+    with stop_requests() as asked:
         train(
             model,
             stream,
@@ -225,28 +178,6 @@ def _train(model: Any, stream: TextStream, settings: AdaptSettings, folder: Path
         )
 
 
-@contextmanager
-def _stop_requests() -> Iterator[Callable[[], bool]]:
-    """Inside the block the first Ctrl-C is a request, asked for by what the block gets.
-
-    Yields:
-        A function that tells whether Ctrl-C was pressed.
-    """
-    pressed = False
-
-    def note(number: int, frame: Any) -> None:
-        nonlocal pressed
-        if pressed:
-            raise KeyboardInterrupt
-        pressed = True
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield lambda: pressed
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def _measured(path: Path, measure: Callable[[], np.ndarray]) -> np.ndarray:
     if path.exists():
         return np.array(json.loads(path.read_text(encoding="utf-8")))
@@ -256,15 +187,11 @@ def _measured(path: Path, measure: Callable[[], np.ndarray]) -> np.ndarray:
 
 
 def _change(before: np.ndarray, after: np.ndarray) -> dict[str, Any]:
-    with needs_extra("the interval of a difference", "eval"):
-        from scipy.stats import t
     change = after - before
-    half = t.ppf(0.975, len(change) - 1) * change.std(ddof=1) / len(change) ** 0.5
-    mean = change.mean()
     return {
         "before": before.mean(),
         "after": after.mean(),
-        "difference": mean,
-        "interval": [mean - half, mean + half],
+        "difference": change.mean(),
+        "interval": list(paired_interval(change)),
         "windows": len(change),
     }

@@ -6,13 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from diffattn.data import (
+    Document,
     TokenFile,
     corpus_digest,
     load_documents,
     load_tokenizer,
     split_documents,
+    starts_with_bos,
     write_tokens,
 )
+from diffattn.errors import UserError
 
 HELDOUT_SHARE = 0.1
 
@@ -47,15 +50,36 @@ def prepare_text(
     paths = {name: folder / f"{name}-{digest[:12]}.bin" for name in ("train", "heldout")}
     try:
         return Text(TokenFile.open(paths["train"]), TokenFile.open(paths["heldout"]), digest)
-    except (OSError, ValueError):
+    except UserError:
         pass  # not there yet, or damaged
     tokenizer: Any = load_tokenizer(model)
-    ids = tokenizer("a")["input_ids"]
-    bos = tokenizer.bos_token_id is not None and ids[0] == tokenizer.bos_token_id
-    eos = tokenizer.eos_token_id is not None
-    parts = split_documents(documents, HELDOUT_SHARE)
     train, heldout = (
-        write_tokens(part, tokenizer, path, bos=bos, eos=eos)
-        for part, path in zip(parts, paths.values(), strict=True)
+        _encoded(part, tokenizer, path)
+        for part, path in zip(
+            split_documents(documents, HELDOUT_SHARE), paths.values(), strict=True
+        )
     )
     return Text(train, heldout, digest)
+
+
+def encode_documents(
+    documents: list[Document], tokenizer: Any, folder: Path, name: str
+) -> TokenFile:
+    """Encode all documents of a text; what lies in the folder from before is read.
+
+    Args:
+        documents: of the text.
+        tokenizer: of the model.
+        folder: gets the token file.
+        name: start of its name.
+    """
+    path = folder / f"{name}-{corpus_digest(documents)[:12]}.bin"
+    try:
+        return TokenFile.open(path)
+    except UserError:
+        return _encoded(documents, tokenizer, path)
+
+
+def _encoded(documents: list[Document], tokenizer: Any, path: Path) -> TokenFile:
+    eos = tokenizer.eos_token_id is not None
+    return write_tokens(documents, tokenizer, path, bos=starts_with_bos(tokenizer), eos=eos)

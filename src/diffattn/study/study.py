@@ -1,0 +1,162 @@
+"""Adapt a model in several ways and say what each one adds: `diffattn dex study`."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from diffattn.data import Windows
+from diffattn.dex import HeadPlan
+from diffattn.dex.adapter import fingerprint
+from diffattn.dex.base import load_base
+from diffattn.errors import MissingExtraError, UserError
+from diffattn.json_file import DRAFT, write_json
+from diffattn.models.quiet import without_progress_bars
+from diffattn.study.arms import arm_named, check_packages, why_not
+from diffattn.study.base import base_folder, weights_digest
+from diffattn.study.claim import claim_card
+from diffattn.study.folder import check_same, claim, held
+from diffattn.study.heads import chosen_plan
+from diffattn.study.probes import make_probes
+from diffattn.study.report import write_report
+from diffattn.study.results import collect
+from diffattn.study.settings import StudySettings
+from diffattn.study.stopping import stop_requests
+from diffattn.study.tasks import Bench, Task, do, is_due, tasks_of
+from diffattn.study.text import prepare_text
+from diffattn.training import Interrupted
+
+Say = Callable[[str], None]
+_WAIT = 5.0
+"""seconds between two looks at what other processes do"""
+
+
+def study(
+    settings: StudySettings,
+    out: str | os.PathLike[str],
+    *,
+    resume: bool = False,
+    say: Say = print,
+) -> dict[str, Any]:
+    """Train and measure every arm, then write the results.
+
+    Several processes may work on one folder: each takes the next run that no other one holds.
+    A run that is done is one file under `runs/`, a trial one under `trials/`; `work/` holds what
+    can be made again, and checkpoints of the run that was stopped.
+
+    Args:
+        settings: of the study.
+        out: folder that gets `results.json`, `report.html`, `claim.md`, `plan.json`, `runs/`.
+        resume: go on with what the folder holds.
+        say: gets one line for each step of the work.
+
+    Returns:
+        The content of `results.json`.
+
+    Raises:
+        UserError: bad settings, model or text; or the folder holds something else.
+        Interrupted: Ctrl-C; what is done is kept.
+    """
+    check_packages(settings.arms)
+    base = base_folder(settings.model)
+    model, folder = load_base(base), Path(out)
+    _check_positions(settings, model)
+    claim(folder, asdict(settings), resume=resume, what="study")
+    with held(folder / "work" / "setup.lock", wait=True):
+        bench, arms = _bench(settings, folder, base, model, say)
+    del model
+    tasks = tasks_of(settings, arms)
+    try:
+        with stop_requests() as asked, without_progress_bars():
+            _work(tasks, bench, say, asked)
+    finally:
+        results = conclude(folder)
+        try:
+            write_report(results, folder / "report.html")
+        except MissingExtraError as error:
+            say(f"no report: {error}")
+    return results
+
+
+def _bench(
+    settings: StudySettings, folder: Path, base: Path, model: Any, say: Say
+) -> tuple[Bench, list[str]]:
+    work = folder / "work"
+    text = prepare_text(settings.data, base, work / "tokens")
+    check_same(
+        folder / "inputs.json",
+        {"data": text.digest, "model": weights_digest(base)},
+        folder,
+    )
+    probes = make_probes(settings, base, text.heldout, work / "tokens")
+    Windows(text.train, settings.length, seed=0)  # refused before the plan is made
+    arms = _possible(settings, folder, model, say)
+    path = folder / "plan.json"
+    if path.exists():
+        plan = HeadPlan.read(path)
+        plan.check(fingerprint(model))
+    else:
+        plan = chosen_plan(model, text.train, settings.heads, settings.length, 0, say)
+        plan.save(path)
+    return Bench(settings, folder, base, text, probes, plan), arms
+
+
+def _check_positions(settings: StudySettings, model: Any) -> None:
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    for name in ("length", "context"):
+        if limit is not None and getattr(settings, name) > limit:
+            raise UserError(
+                f"{name}: expected at most {limit}, the positions of the model, "
+                f"got {getattr(settings, name)}"
+            )
+
+
+def _possible(settings: StudySettings, folder: Path, model: Any, say: Say) -> list[str]:
+    """The arms that this model can have; the others are recorded with the reason."""
+    path = folder / "left_out.json"
+    if path.exists():
+        left_out = json.loads(path.read_text(encoding="utf-8"))
+    else:
+        reasons = {name: why_not(name, model) for name in settings.arms}
+        left_out = {name: reason for name, reason in reasons.items() if reason is not None}
+        write_json(path, left_out)
+    for name, reason in left_out.items():
+        say(f"left out: {arm_named(name).title}: {reason}")
+    return [name for name in settings.arms if name not in left_out]
+
+
+def _work(tasks: list[Task], bench: Bench, say: Say, asked: Callable[[], bool]) -> None:
+    """Do what is open and not held by another process, until nothing is."""
+    done = sum(task.record(bench.folder).exists() for task in tasks)
+    say(f"{done} of {len(tasks)} runs and trials are done")
+    while open_tasks := [t for t in tasks if not t.record(bench.folder).exists()]:
+        if not any(_try(task, bench, say, asked) for task in open_tasks):
+            if asked():
+                raise Interrupted("stopped while other processes work")
+            time.sleep(_WAIT)
+
+
+def _try(task: Task, bench: Bench, say: Say, asked: Callable[[], bool]) -> bool:
+    """Do a task if it is due and nobody else's; tells whether it was done."""
+    if not is_due(task, bench):
+        return False
+    with held(bench.work / f"{task.name}.lock", wait=False) as mine:
+        if not mine or task.record(bench.folder).exists():
+            return False
+        do(task, bench, say, asked)
+        if task.seed is not None:
+            conclude(bench.folder)
+    return True
+
+
+def conclude(folder: Path) -> dict[str, Any]:
+    """Write results and claim card of what is done so far."""
+    results = collect(folder)
+    write_json(folder / "results.json", results)
+    draft = folder / f".claim.{os.getpid()}{DRAFT}"
+    draft.write_text(claim_card(results), encoding="utf-8")
+    os.replace(draft, folder / "claim.md")
+    return results

@@ -1,0 +1,245 @@
+"""The runs of a study: each one a file that appears when it is done."""
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from diffattn.data import TextStream, Windows
+from diffattn.dex import HeadPlan
+from diffattn.evaluation import item_losses
+from diffattn.json_file import write_json
+from diffattn.study.arms import CLAIM, Ready, arm_named, make_ready, trained_parameters
+from diffattn.study.machine import machine
+from diffattn.study.probes import Probes, measure, measure_heads
+from diffattn.study.settings import StudySettings
+from diffattn.study.text import Text
+from diffattn.training import DivergedError, TrainConfig, train
+
+Say = Callable[[str], None]
+_TUNING_SEED = 1_000_000
+"""of the order of text in trials: no run has it"""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A trial of a learning rate or a run.
+
+    Args:
+        arm: name.
+        seed: of a run; None for a trial.
+        multiple: of the arm's usual rate; None for a run.
+    """
+
+    arm: str
+    seed: int | None = None
+    multiple: float | None = None
+
+    @property
+    def name(self) -> str:
+        """In files and in lines of progress."""
+        if self.seed is None:
+            return f"{self.arm}-x{self.multiple:g}"
+        return f"{self.arm}-{self.seed}"
+
+    def record(self, folder: Path) -> Path:
+        """The file that tells that it is done."""
+        return folder / ("trials" if self.seed is None else "runs") / f"{self.name}.json"
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all tasks of a study work with.
+
+    Args:
+        settings: of the study.
+        folder: of the study; `work` in it may be deleted between sessions.
+        base: folder of the base model.
+        text: to train on.
+        probes: to measure on.
+        plan: heads that DEX extends.
+    """
+
+    settings: StudySettings
+    folder: Path
+    base: Path
+    text: Text
+    probes: Probes
+    plan: HeadPlan
+
+    @property
+    def work(self) -> Path:
+        """Folder of checkpoints and of what can be made again."""
+        return self.folder / "work"
+
+
+def tasks_of(settings: StudySettings, arms: list[str]) -> list[Task]:
+    """All tasks in the order in which they are worth doing: the claim first, seed by seed."""
+    tasks = [Task("base", seed=0)] if "base" in arms else []
+    others = [name for name in arms if name not in (*CLAIM, "base")]
+    for names in (CLAIM, *((name,) for name in others)):
+        tasks += [task for name in names for task in _trials(name, settings)]
+        for seed in range(max(len(settings.seeds_of(name)) for name in names)):
+            tasks += [Task(name, seed=seed) for name in names if seed in settings.seeds_of(name)]
+    return tasks
+
+
+def _trials(name: str, settings: StudySettings) -> list[Task]:
+    arm = arm_named(name)
+    if len(settings.rates) == 1 or arm.rate is None or arm.like is not None:
+        return []
+    return [Task(name, multiple=multiple) for multiple in settings.rates]
+
+
+def rate_of(arm: str, settings: StudySettings, folder: Path) -> float | None:
+    """The learning rate of an arm's runs: the trial with the lowest loss; None before all trials.
+
+    A trial that diverged loses to any that did not.
+    """
+    source = arm_named(arm_named(arm).like or arm)
+    usual = source.rate
+    if usual is None or len(settings.rates) == 1:
+        return None if usual is None else usual * settings.rates[0]
+    trials = [Task(source.name, multiple=rate).record(folder) for rate in settings.rates]
+    if not all(path.exists() for path in trials):
+        return None
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in trials]
+    best = min(found, key=lambda f: float("inf") if f["loss"] is None else f["loss"])
+    return best["rate"]
+
+
+def is_due(task: Task, bench: Bench) -> bool:
+    """Whether everything that a task needs is there."""
+    trains = arm_named(task.arm).rate is not None
+    needs_rate = task.seed is not None and trains
+    return not needs_rate or rate_of(task.arm, bench.settings, bench.folder) is not None
+
+
+def do(task: Task, bench: Bench, say: Say, should_stop: Callable[[], bool]) -> None:
+    """Do a task and write its record.
+
+    Raises:
+        Interrupted: `should_stop` asked for it; the task goes on from there the next time.
+        UserError: the model cannot have the arm.
+    """
+    settings, place = bench.settings, bench.work / task.name
+    arm, started = arm_named(task.arm), time.time()
+    steps = settings.tuning_steps if task.seed is None else settings.steps
+    if task.multiple is not None:
+        assert arm.rate is not None
+        rate: float | None = arm.rate * task.multiple
+    else:
+        rate = rate_of(task.arm, settings, bench.folder)
+    seed = _TUNING_SEED if task.seed is None else task.seed
+    ready = make_ready(
+        task.arm,
+        bench.base,
+        bench.plan,
+        ramp_steps=max(1, steps // 2),
+        lam_rate=settings.lam_rate,
+        seed=seed,
+        work=bench.work,
+    )
+    record: dict[str, Any] = {
+        "arm": task.arm,
+        "rate": rate,
+        "steps": steps if rate is not None else 0,
+        "parameters": sum(p.numel() for p in ready.model.parameters()),
+        "trained": trained_parameters(ready.model),
+    }
+    diverged, seconds = False, None
+    if rate is not None:
+        try:
+            seconds = _train(task, ready, bench, steps, rate, seed, say, should_stop)
+        except DivergedError as error:
+            diverged = True
+            say(f"{task.name}: {error}")
+    record |= {"train_seconds": seconds, "diverged": diverged}
+    if task.seed is None:
+        record["loss"] = None
+        if not diverged:
+            losses = item_losses(ready.finish(ready.model), bench.probes.tuning)
+            record["loss"] = float(losses.mean())
+    elif not diverged:
+        record |= {"seed": task.seed, **_measured(task, ready, bench, say)}
+    else:
+        record["seed"] = task.seed
+    record |= {"seconds": time.time() - started, "machine": machine()}
+    path = task.record(bench.folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, record)
+    shutil.rmtree(place, ignore_errors=True)
+    if task.seed is None:
+        loss = record["loss"]
+        say(f"{task.name}: rate {rate:g}, loss {'none' if loss is None else f'{loss:.4f}'}")
+
+
+def _measured(task: Task, ready: Ready, bench: Bench, say: Say) -> dict[str, Any]:
+    say(f"{task.name}: measuring")
+    model = ready.finish(ready.model).eval()
+    found = measure(model, bench.probes)
+    heads = measure_heads(model, bench.probes)
+    means = ", ".join(f"{name} {sum(v) / len(v):.4f}" for name, v in found.items())
+    say(f"{task.name}: {means}")
+    records = [] if ready.trajectory is None else ready.trajectory.records
+    return {"measures": found, "heads": heads, "trajectory": records}
+
+
+def _train(
+    task: Task,
+    ready: Ready,
+    bench: Bench,
+    steps: int,
+    rate: float,
+    seed: int,
+    say: Say,
+    should_stop: Callable[[], bool],
+) -> float:
+    """Train and return the seconds of its steps."""
+    settings, place = bench.settings, bench.work / task.name
+    place.mkdir(parents=True, exist_ok=True)
+    if ready.trajectory is not None:
+        ready.trajectory.path = place / "trajectory.json"
+    stream = TextStream(
+        Windows(bench.text.train, settings.length, seed=seed),
+        rows_per_step=settings.rows,
+        steps=steps,
+    )
+    config = TrainConfig(
+        steps=steps,
+        rows_per_step=settings.rows,
+        rows_per_device=1,
+        learning_rate=rate,
+        warmup_share=0.03,
+        final_lr_share=0.0,
+        weight_decay=0.0,
+        seed=seed,
+        bf16=settings.bf16,
+        save_every=None if task.seed is None else max(1, min(50, steps // 4)),
+    )
+    shown, spent = time.monotonic(), 0.0
+
+    def on_progress(step: int, steps: int, seconds: float) -> None:
+        nonlocal shown, spent
+        spent = seconds
+        if step == steps or time.monotonic() - shown > 30:
+            shown = time.monotonic()
+            left = (steps - step) * seconds / max(step, 1)
+            say(f"{task.name}: step {step} of {steps}, {left / 60:.1f} min left")
+
+    train(
+        ready.model,
+        stream,
+        config,
+        place / "train",
+        on_progress=on_progress,
+        should_stop=should_stop,
+        trainer_class=ready.trainer,
+        callbacks=[
+            *ready.callbacks, *([] if ready.trajectory is None else [ready.trajectory])
+        ],
+    )  # fmt: skip
+    return spent
