@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "diffattn"
 
 # from the bottom up; siblings in one tuple do not import one another
 LAYERS = (
-    ("errors", "json_file"),
+    ("errors", "json_file", "signals"),
     ("data", "report"),
     ("ops",),
     ("nn",),
@@ -170,7 +170,7 @@ def test_downward_edges_pass(tmp_path):
         "models/x.py": "import transformers\nfrom diffattn.nn import RMSNorm\n",
         "dex/x.py": "from diffattn import ops\nfrom diffattn.data import Corpus\n",
         "training/x.py": "from diffattn.models import y\nfrom diffattn.errors import UserError\n",
-        "cli.py": "from diffattn.compare import table\nimport diffattn\n",
+        "cli/x.py": "from diffattn.compare import table\nimport diffattn\n",
     }.items():
         path = tmp_path / "diffattn" / file
         path.parent.mkdir(parents=True, exist_ok=True)

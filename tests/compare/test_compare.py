@@ -14,7 +14,7 @@ pytest.importorskip("transformers", reason="comparisons need the extra hf")
 pytest.importorskip("matplotlib", reason="the report needs the extra plot")
 pytest.importorskip("scipy", reason="intervals need the extra eval")
 
-from diffattn.cli import _count, main
+from diffattn.cli import arguments, main
 from diffattn.compare import ARM_NAMES, PRESET_NAMES, get_preset
 
 
@@ -191,7 +191,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, capsys, arguments, mess
     ],
 )
 def test_tokens_may_be_written_as_people_do(text, count):
-    assert _count(text) == count
+    assert arguments.count(text) == count
 
 
 def test_help_explains_arms_and_presets_without_loading_the_rest():

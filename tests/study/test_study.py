@@ -15,7 +15,8 @@ pytest.importorskip("peft", reason="the arm lora needs the extra peft")
 import families
 
 from diffattn.cli import main
-from diffattn.study.arms import ARMS, make_ready, trained_parameters
+from diffattn.study.arms import ARMS
+from diffattn.study.ready import make_ready, trained_parameters
 from diffattn.study.results import collect
 from diffattn.study.settings import StudySettings
 from diffattn.study.tasks import rate_of, tasks_of

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -20,6 +20,7 @@ from diffattn.compare.arms import Arm
 from diffattn.compare.plan import ComparePlan, OutputFolder
 from diffattn.compare.run import execute_run, read_result
 from diffattn.errors import UserError
+from diffattn.signals import asks_once, handled
 
 # what measuring a run costs, in steps of training, for the estimate of the time left
 MEASURING_SHARE = 0.15
@@ -100,11 +101,11 @@ def execute_runs(plan: ComparePlan, folder: OutputFolder, workers: Workers) -> N
     progress = _Progress(plan, todo, messages)
     with executor, progress.shown():
         # workers inherit it: a Ctrl-C reaches the whole group, also while they are importing
-        with _handled([signal.SIGINT], signal.SIG_IGN):
+        with handled([signal.SIGINT], signal.SIG_IGN):
             futures = {
                 executor.submit(_work, plan, arm, seed, folder): (arm, seed) for arm, seed in todo
             }
-        with _handled([signal.SIGINT, signal.SIGTERM], _asks_once(stop)):
+        with handled([signal.SIGINT, signal.SIGTERM], asks_once(stop)):
             _collect(futures, stop, progress)
 
 
@@ -133,32 +134,6 @@ def _collect(futures: dict[Future[Any], tuple[Arm, int]], stop: Any, progress: "
         raise failure
     if stop.is_set():
         raise StoppedError
-
-
-@contextmanager
-def _handled(signals: Sequence[signal.Signals], handler: Any) -> Iterator[None]:
-    """Handle signals so while the block runs; only a main thread can."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, handler) for number in signals}
-    try:
-        yield
-    finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
-
-
-def _asks_once(stop: Any) -> Callable[[int, Any], None]:
-    """A handler that asks the runs to stop; a second signal ends the command at once."""
-
-    def ask(number: int, frame: Any) -> None:
-        if stop.is_set():
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            raise KeyboardInterrupt
-        stop.set()
-
-    return ask
 
 
 class _Progress:

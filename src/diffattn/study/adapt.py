@@ -17,10 +17,10 @@ from diffattn.dex.base import load_base
 from diffattn.errors import UserError
 from diffattn.evaluation import item_losses, paired_interval
 from diffattn.json_file import write_json
+from diffattn.signals import stop_requests
 from diffattn.study.base import base_folder
 from diffattn.study.folder import check_same, claim
 from diffattn.study.heads import chosen_plan
-from diffattn.study.stopping import stop_requests
 from diffattn.study.text import Text, prepare_text
 from diffattn.training import TrainConfig, train
 from diffattn.training.adaptation import DexTrainer

@@ -15,6 +15,7 @@ from diffattn.dex import HeadPlan, select_heads
 from diffattn.dex.base import load_base
 from diffattn.dex.plan import draw
 from diffattn.errors import MissingExtraError
+from diffattn.study.base import base_folder
 from diffattn.study.text import prepare_text
 
 
@@ -51,9 +52,10 @@ def select(
     Raises:
         UserError: the model or the text is not what it should be.
     """
-    base, started = load_base(model), time.monotonic()
+    folder, started = base_folder(model), time.monotonic()
+    base = load_base(folder)
     with tempfile.TemporaryDirectory() as scratch:
-        text = prepare_text(data, model, Path(scratch))
+        text = prepare_text(data, folder, Path(scratch))
         windows = Windows(text.train, length, seed=0)
         total = min(sequences, len(windows))
 

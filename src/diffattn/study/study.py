@@ -15,16 +15,17 @@ from diffattn.dex.base import load_base
 from diffattn.errors import MissingExtraError, UserError
 from diffattn.json_file import DRAFT, write_json
 from diffattn.models.quiet import without_progress_bars
-from diffattn.study.arms import arm_named, check_packages, why_not
+from diffattn.signals import stop_requests
+from diffattn.study.arms import arm_named
 from diffattn.study.base import base_folder, weights_digest
 from diffattn.study.claim import claim_card
 from diffattn.study.folder import check_same, claim, held
 from diffattn.study.heads import chosen_plan
 from diffattn.study.probes import make_probes
+from diffattn.study.ready import check_packages, why_not
 from diffattn.study.report import write_report
 from diffattn.study.results import collect
 from diffattn.study.settings import StudySettings
-from diffattn.study.stopping import stop_requests
 from diffattn.study.tasks import Bench, Task, do, is_due, tasks_of
 from diffattn.study.text import prepare_text
 from diffattn.training import Interrupted

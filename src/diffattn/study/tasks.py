@@ -12,9 +12,10 @@ from diffattn.data import TextStream, Windows
 from diffattn.dex import HeadPlan
 from diffattn.evaluation import item_losses
 from diffattn.json_file import write_json
-from diffattn.study.arms import CLAIM, Ready, arm_named, make_ready, trained_parameters
+from diffattn.study.arms import CLAIM, arm_named
 from diffattn.study.machine import machine
 from diffattn.study.probes import Probes, measure, measure_heads
+from diffattn.study.ready import Ready, make_ready, trained_parameters
 from diffattn.study.settings import StudySettings
 from diffattn.study.text import Text
 from diffattn.training import DivergedError, TrainConfig, train
