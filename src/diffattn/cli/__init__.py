@@ -25,6 +25,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"diffattn {args.verb}: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        raise
+    except OSError as error:  # a full disk, a folder without permission
+        print(f"diffattn {args.verb}: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print(f"\ndiffattn {args.verb}: stopped", file=sys.stderr)
         return 130

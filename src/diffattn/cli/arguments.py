@@ -1,6 +1,7 @@
 """What command lines share: the parser, kinds of values, lines of progress."""
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
@@ -54,6 +55,12 @@ def listed(pairs: Sequence[tuple[str, str]]) -> str:
     """Names with what they mean, one a line."""
     width = max(len(name) for name, _ in pairs)
     return "\n".join(f"  {name:{width}}  {about}" for name, about in pairs)
+
+
+def again() -> str:
+    """The command of this process, so that it goes on with its folder."""
+    given = sys.argv[1:]
+    return shlex.join(["diffattn", *given, *([] if "--resume" in given else ["--resume"])])
 
 
 def said(line: str) -> None:

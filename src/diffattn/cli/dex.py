@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from diffattn.cli.arguments import Parser, count, listed, names, numbers, said
+from diffattn.cli.arguments import Parser, again, count, listed, names, numbers, said
 from diffattn.errors import needs_extra
 from diffattn.study.arms import ARMS
 
@@ -76,7 +76,7 @@ def _adapt(args: argparse.Namespace) -> int:
     try:
         adapt(settings, args.out, resume=args.resume, say=said)
     except Interrupted as stopped:
-        print(f"diffattn dex: {stopped}; add --resume to go on", file=sys.stderr)
+        print(f"diffattn dex: {stopped}; to go on: {again()}", file=sys.stderr)
         return 130
     print(f"adapter: {args.out}; a stock checkpoint: diffattn dex merge {args.out} --out FOLDER")
     return 0
@@ -91,13 +91,18 @@ def _add_merge(actions: "argparse._SubParsersAction[Parser]") -> None:
     parser.add_argument("adapter", metavar="DIR", help="folder of the adapter")
     parser.add_argument("--out", required=True, help="new folder; appears when it is whole")
     parser.add_argument("--base", default=None, help="base model (default: as trained)")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="of the checkpoint (default: the base's)",
+    )
     parser.set_defaults(run=_merge)
 
 
 def _merge(args: argparse.Namespace) -> int:
     with needs_extra("diffattn dex", "hf"):
         from diffattn.study.merged import merge_checkpoint
-    merge_checkpoint(args.adapter, args.out, base=args.base, say=said)
+    merge_checkpoint(args.adapter, args.out, base=args.base, dtype=args.dtype, say=said)
     return 0
 
 
@@ -183,6 +188,7 @@ def _add_study(actions: "argparse._SubParsersAction[Parser]") -> None:
         ("rates", numbers, "multiples of each arm's usual rate to try (default: 0.3,1,3)"),
         ("tuning-steps", count, "optimizer steps of a trial (default: 24)"),
         ("tuning-windows", count, "held-out windows that judge a trial (default: 6)"),
+        ("ramp-steps", count, "T of lam's schedule (default: half the steps)"),
         ("lam-rate", float, "learning rate of lam as a multiple of the others' (default: 10)"),
         ("heads", str, "entropy, importance, all, or a plan file (default: entropy)"),
         ("heldout-windows", count, "measured (default: 24)"),
@@ -207,7 +213,7 @@ def _study(args: argparse.Namespace) -> int:
     try:
         results = study(settings, args.out, resume=args.resume, say=said)
     except Interrupted as stopped:
-        print(f"diffattn dex: {stopped}; add --resume to go on", file=sys.stderr)
+        print(f"diffattn dex: {stopped}; to go on: {again()}", file=sys.stderr)
         return 130
     print(terminal(results), end="")
     print(f"report: {args.out}/report.html; claim: {args.out}/claim.md")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -93,19 +93,21 @@ def needle_items(
         # needles and questions take what the haystack leaves; a last cut makes it exact
         bare = needle_text([], needles, queries, depth, np.random.default_rng([seed, index]))
         budget = context - len(tokenizer(bare.text)["input_ids"])
-        taken = _take(sentences, sizes, start, budget, needles)
+        taken = _take(sentences, sizes, start, budget)
         while True:
             built = needle_text(
                 taken, needles, queries, depth, np.random.default_rng([seed, index])
             )
             item = encode_answers(built.text, built.answers, tokenizer)
-            if len(item.input_ids) <= context:
+            if len(item.input_ids) <= context or not taken:
                 break
             taken = taken[:-1]
         if len(taken) < needles:
+            room = sum(_following(sizes, start, needles)) - budget
             raise UserError(
-                f"context: {needles} needles and their questions leave no room for a haystack of "
-                f"as many sentences in {context} tokens"
+                f"context: expected at least about {context + room:,} tokens, for {needles} "
+                f"needles, {queries} questions and as many sentences of text between them, "
+                f"got {context}"
             )
         items.append(item)
     return items
@@ -158,19 +160,17 @@ def _different(rng: np.random.Generator, count: int) -> list[int]:
     return list(found)
 
 
-def _take(
-    sentences: list[str], sizes: list[int], start: int, budget: int, needles: int
-) -> list[str]:
-    taken, used = [], 0
-    for step in range(len(sentences)):
-        place = (start + step) % len(sentences)
-        if used + sizes[place] > budget:
+def _following(entries: list[Any], start: int, count: int) -> list[Any]:
+    """So many entries from a place on, around the end."""
+    return [entries[(start + step) % len(entries)] for step in range(count)]
+
+
+def _take(sentences: list[str], sizes: list[int], start: int, budget: int) -> list[str]:
+    """The sentences from a place on that fit."""
+    count = used = 0
+    for size in _following(sizes, start, len(sizes)):
+        used += size
+        if used > budget:
             break
-        used += sizes[place]
-        taken.append(sentences[place])
-    if len(taken) < needles:
-        raise UserError(
-            f"context: expected room for at least {needles} sentences beside the needles and "
-            f"questions, got room for {len(taken)} ({max(budget, 0)} tokens)"
-        )
-    return taken
+        count += 1
+    return _following(sentences, start, count)

@@ -306,7 +306,7 @@ def _publish(draft: Path, path: Path, record: str) -> None:
     sidecar = _sidecar(path)
     # A crash between the two replacements must not leave another stream's sidecar; the same
     # stream's stays, since another process may be reading it.
-    if sidecar.exists() and sidecar.read_text(encoding="utf-8") != record:
+    if sidecar.exists() and sidecar.read_bytes() != record.encode():
         sidecar.unlink(missing_ok=True)
     os.replace(draft, path)
     sidecar_draft = _draft(sidecar)

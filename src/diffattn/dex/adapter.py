@@ -27,6 +27,7 @@ class Adapter:
         config: the settings.
         sites: the attention of each layer.
         fingerprint: of the names and shapes of the model's parameters before.
+        levels: `levels_of` the parameters before.
         originals: name -> value before training, of W_K, W_V and W_O.
         step: optimizer steps done.
         unmerged: name -> W_O before `merge`, while the model is merged.
@@ -37,6 +38,7 @@ class Adapter:
     config: DexConfig
     sites: list[Site]
     fingerprint: str
+    levels: list[float]
     originals: dict[str, Tensor]
     step: int = 0
     unmerged: dict[str, Tensor] | None = None
@@ -84,7 +86,7 @@ def inject(model: nn.Module, config: DexConfig, *, trainable: bool = True) -> nn
         raise UserError("model: DEX is already injected; call unload first")
     sites = find_sites(model)
     _check_plan(config, sites)
-    mark = fingerprint(model)
+    mark, levels = fingerprint(model), levels_of(model)
     trained = _trained_weights(model, sites) if config.trains != "extension" else {}
     for name, (parameter, _) in trained.items():
         if trainable and parameter.dtype.itemsize < 4:
@@ -93,7 +95,7 @@ def inject(model: nn.Module, config: DexConfig, *, trainable: bool = True) -> nn
                 "small steps; load with dtype=torch.float32 and train in bf16 by autocast"
             )
     originals = {name: p.detach().cpu().clone() for name, (p, _) in trained.items()}
-    adapter = Adapter(config, sites, mark, originals)
+    adapter = Adapter(config, sites, mark, levels, originals)
     model.requires_grad_(False)
     for parameter, rows in trained.values() if trainable else ():
         parameter.requires_grad_(True)
@@ -275,6 +277,17 @@ def unload(model: nn.Module) -> nn.Module:
     del model.__dict__["_dex"]
     model.requires_grad_(True)
     return model
+
+
+def levels_of(model: nn.Module) -> list[float]:
+    """Mean size of a few entries of each parameter: alike in every precision of one model."""
+    levels = []
+    with torch.no_grad():
+        for _, parameter in model.named_parameters():
+            flat = parameter.detach().flatten()
+            few = flat[:: max(1, flat.numel() // 256)]
+            levels.append(float(few.float().abs().mean()) if few.numel() else 0.0)
+    return levels
 
 
 def fingerprint(model: nn.Module) -> str:

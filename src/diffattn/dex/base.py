@@ -28,7 +28,10 @@ def load_base(folder: str | os.PathLike[str], *, dtype: torch.dtype = torch.floa
     """
     path = Path(folder)
     if not path.is_dir():
-        raise UserError(f"model: expected a folder with config.json and safetensors, got {folder}")
+        raise UserError(
+            f"model: expected a folder with config.json and safetensors, got {folder}, which is "
+            "none; nothing is downloaded by name"
+        )
     if not (path / "config.json").is_file():
         adapter = (path / "dex_config.json").is_file()
         held = "an adapter of DEX; name the base model" if adapter else "a folder without it"
@@ -72,5 +75,11 @@ def _from_pretrained(path: Path, dtype: torch.dtype) -> Any:
         raise UserError(
             f"model: {path} lacks {len(missing)} of the tensors that its config.json asks for, "
             f"{missing[0]} among them"
+        )
+    broken = [name for name, p in model.named_parameters() if not p.isfinite().all()]
+    if broken:
+        raise UserError(
+            f"model: {path} has NaN or infinity in {len(broken)} of its tensors, {broken[0]} among "
+            "them"
         )
     return model.eval()

@@ -91,7 +91,8 @@ def terminal_map(plan: HeadPlan) -> str:
     """Scores of layers x heads as shades, selected heads in brackets."""
     shades, flat = " .:-=+*#%@", [score for row in plan.scores for score in row]
     low, high = (min(flat), max(flat)) if flat else (0.0, 0.0)
-    lines = []
+    widest = max(map(len, plan.scores or plan.heads.values()))
+    lines = ["    head   " + "".join(f"{head:^3d}" for head in range(widest))]
     for layer, chosen in plan.heads.items():
         cells = []
         for head in range(len(plan.scores[layer]) if flat else len(chosen)):
@@ -100,7 +101,10 @@ def terminal_map(plan: HeadPlan) -> str:
             cells.append(f"[{shade}]" if head in chosen else f" {shade} ")
         lines.append(f"layer {layer:3d}  {''.join(cells)}")
     if flat:
-        lines.append(f"{plan.criterion}: ' ' = {low:.3g} to '@' = {high:.3g} nats; [ ] = selected")
+        lines.append(
+            f"{plan.criterion} from '{shades[0]}' = {low:.3g} to '{shades[-1]}' = {high:.3g} nats "
+            f"in the order '{shades}'; [ ] = selected"
+        )
     return "\n".join(lines)
 
 

@@ -51,6 +51,8 @@ def select_heads(
         raise UserError(
             f"criterion: expected one of {', '.join(get_args(Criterion))}, got {criterion!r}"
         )
+    if skip < 0:
+        raise UserError(f"skip: expected a count from 0, got {skip}")
     sites, options = find_sites(model), {"count": count}
     if criterion == "all":
         heads = {site.layer: list(range(site.num_heads)) for site in sites}

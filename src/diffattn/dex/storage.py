@@ -11,7 +11,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from diffattn.dex.adapter import EXTENSION, adapter_of, fingerprint, inject, set_step
+from diffattn.dex.adapter import (
+    EXTENSION,
+    adapter_of,
+    fingerprint,
+    inject,
+    levels_of,
+    set_step,
+)
 from diffattn.dex.config import DexConfig
 from diffattn.errors import UserError
 
@@ -55,6 +62,7 @@ def save(model: nn.Module, folder: str | os.PathLike[str]) -> None:
             "name": getattr(getattr(model, "config", None), "_name_or_path", "") or "",
             "class": type(model).__name__,
             "fingerprint": adapter.fingerprint,
+            "levels": adapter.levels,
         },
         "step": adapter.step,
         "sha256": hashlib.sha256(partial.read_bytes()).hexdigest(),
@@ -112,10 +120,29 @@ def load(model: nn.Module, folder: str | os.PathLike[str], *, trainable: bool = 
             f"fingerprint {found['base']['fingerprint']}), got a {type(model).__name__} with other "
             f"names or shapes of parameters ({mark})"
         )
+    _check_levels(model, folder, found["base"].get("levels"))
     tensors = _read_tensors(Path(folder) / TENSORS, found["sha256"])
     inject(model, found["config"], trainable=trainable)
     _fill(model, folder, tensors, found["step"])
     return model
+
+
+def _check_levels(
+    model: nn.Module, folder: str | os.PathLike[str], levels: list[float] | None
+) -> None:
+    if levels is None:  # of an adapter from before they were kept
+        return
+    own = levels_of(model)
+    far = [
+        name
+        for (name, _), was, now in zip(model.named_parameters(), levels, own, strict=True)
+        if abs(was - now) > 0.05 * max(was, now)
+    ]
+    if far:
+        raise UserError(
+            f"model: expected the weights that the adapter in {folder} was trained on, got others "
+            f"in {len(far)} tensors, {far[0]} among them"
+        )
 
 
 def read_into(model: nn.Module, folder: str | os.PathLike[str]) -> None:

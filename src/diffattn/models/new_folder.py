@@ -62,6 +62,9 @@ def new_folder(path: str | os.PathLike[str], what: str) -> Iterator[Path]:
             marker.write_text(f"{what} was stopped here; this folder can be deleted\n")
             yield draft
             draft.chmod(0o755)
+            for file in draft.iterdir():
+                if file.is_file():  # some writers leave files that others cannot read
+                    file.chmod(file.stat().st_mode | 0o044)
             marker.unlink()
             if target.exists():
                 target.rmdir()

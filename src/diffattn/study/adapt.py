@@ -1,8 +1,9 @@
 """Train one adapter: `diffattn dex adapt`."""
 
 import functools
-import json
+import math
 import os
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -18,14 +19,15 @@ from diffattn.errors import UserError
 from diffattn.evaluation import item_losses, paired_interval
 from diffattn.json_file import write_json
 from diffattn.signals import stop_requests
-from diffattn.study.base import base_folder
-from diffattn.study.folder import check_same, claim
+from diffattn.study.base import base_folder, check_positions, digests
+from diffattn.study.folder import begun, check_same, held, read_json
 from diffattn.study.heads import chosen_plan
 from diffattn.study.text import Text, prepare_text
 from diffattn.training import TrainConfig, train
 from diffattn.training.adaptation import DexTrainer
 
 Say = Callable[[str], None]
+RESULT = "adapt.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +66,10 @@ class AdaptSettings:
         for name in ("steps", "rows", "heldout_windows"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name}: expected at least 1, got {getattr(self, name)}")
-        if not self.lam_rate > 0:
-            raise UserError(f"lam_rate: expected more than 0, got {self.lam_rate}")
+        if not 0 < self.lam_rate < math.inf:
+            raise UserError(f"lam_rate: expected a number above 0, got {self.lam_rate}")
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"seed: expected 0 to 2^32 - 1, got {self.seed}")
 
 
 def adapt(
@@ -94,16 +98,34 @@ def adapt(
     """
     folder, base = Path(out), base_folder(settings.model)
     model = load_base(base)
-    claim(folder, asdict(settings), resume=resume, what="adaptation")
-    text = prepare_text(settings.data, base, folder / "tokens")
-    check_same(folder / "text.json", {"data": text.digest}, folder)
-    heldout = _heldout(text.heldout, settings)
-    stream = TextStream(
-        Windows(text.train, settings.length, seed=settings.seed),
-        rows_per_step=settings.rows,
-        steps=settings.steps,
-    )
-    plan = _plan(model, text, settings, folder, say)
+    check_positions(model, length=settings.length)
+    with begun(folder, asdict(settings), resume=resume, what="adaptation"):
+        text = prepare_text(settings.data, base, folder / "tokens")
+        check_same(folder / "inputs.json", {"data": text.digest, **digests(base)}, folder)
+        heldout = _heldout(text.heldout, settings)
+        stream = TextStream(
+            Windows(text.train, settings.length, seed=settings.seed),
+            rows_per_step=settings.rows,
+            steps=settings.steps,
+        )
+        if (folder / RESULT).exists():
+            return _finished(folder, say)
+        plan = _plan(model, text, settings, folder, say)
+    with held(folder / ".lock", wait=False) as mine:
+        if not mine:
+            raise UserError(f"out: another process works on {folder}")
+        return _adapt(model, plan, heldout, stream, settings, folder, say)
+
+
+def _adapt(
+    model: Any,
+    plan: HeadPlan,
+    heldout: list[dict[str, np.ndarray]],
+    stream: TextStream,
+    settings: AdaptSettings,
+    folder: Path,
+    say: Say,
+) -> dict[str, Any]:
     say(f"measuring the base model on {len(heldout)} held-out windows")
     before = _measured(folder / "base_losses.json", lambda: item_losses(model, heldout))
     ramp = settings.steps // 2 if settings.ramp_steps is None else settings.ramp_steps
@@ -111,14 +133,31 @@ def adapt(
     _train(model, stream, settings, folder / "run", say)
     save(model, folder)
     after = item_losses(model, heldout)
+    if not np.isfinite(after).all():
+        raise UserError(
+            f"learning_rate: {settings.learning_rate:g} left a model without a finite loss; the "
+            "adapter is not good for anything, try a lower one in another folder"
+        )
     result = {"settings": asdict(settings), **_change(before, after)}
-    write_json(folder / "adapt.json", result)
+    write_json(folder / RESULT, result)
+    for checkpoint in (folder / "run").glob("checkpoint-*"):
+        shutil.rmtree(checkpoint, ignore_errors=True)
+    return _told(result, say)
+
+
+def _finished(folder: Path, say: Say) -> dict[str, Any]:
+    say(f"{folder} is finished")
+    return _told(read_json(folder / RESULT), say)
+
+
+def _told(result: dict[str, Any], say: Say) -> dict[str, Any]:
     low, high = result["interval"]
     say(
         f"held-out loss {result['before']:.4f} -> {result['after']:.4f} nats per token, "
-        f"difference {result['difference']:+.4f} [{low:+.4f}, {high:+.4f}]"
+        f"difference {result['difference']:+.4f}, 95 % interval over {result['windows']} windows "
+        f"{low:+.4f} to {high:+.4f}"
     )
-    say("tuning attention alone may do the same: compare arms before you credit the extension")
+    say("tuning attention alone may gain as much: diffattn dex study tells")
     return result
 
 
@@ -180,7 +219,7 @@ def _train(model: Any, stream: TextStream, settings: AdaptSettings, folder: Path
 
 def _measured(path: Path, measure: Callable[[], np.ndarray]) -> np.ndarray:
     if path.exists():
-        return np.array(json.loads(path.read_text(encoding="utf-8")))
+        return np.array(read_json(path))
     losses = measure()
     write_json(path, losses.tolist())
     return losses

@@ -37,8 +37,9 @@ ARMS = (
         "retrofit", "retrofit to V2", "noise queries and lam of an exact start as V2", 3e-4
     ),
     StudyArm(
-        "floor", "attention only, rounded otherwise", "as attention, equal in exact arithmetic",
-        1e-4, like="attention",
+        "floor", "attention only, once more",
+        "as attention with seed 0, rounded in another way: the noise floor", 1e-4,
+        like="attention",
     ),
     StudyArm("pinned", "DEX, lam pinned", "as DEX with lam at lambda_init", 1e-4),
     StudyArm("plus", "DEX, plus sign", "as DEX, the map added", 1e-4),

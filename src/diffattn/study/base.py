@@ -3,6 +3,7 @@
 import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 from diffattn.errors import UserError
 from diffattn.study.smollm2 import default_folder
@@ -25,10 +26,37 @@ def base_folder(model: str | os.PathLike[str]) -> Path:
     return default_folder()
 
 
-def weights_digest(folder: Path) -> str:
-    """SHA-256 over the safetensors files of a folder, in the order of their names."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.safetensors")):
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
+def digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of a model's weights ("model"), of its configuration and of its tokenizer."""
+    kinds = {
+        "model": ("*.safetensors",),
+        "configuration": ("config.json",),
+        "tokenizer": ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json"),
+    }
+    found = {}
+    for name, patterns in kinds.items():
+        digest = hashlib.sha256()
+        for path in sorted({path for pattern in patterns for path in folder.glob(pattern)}):
+            if path.is_file():
+                with path.open("rb") as file:
+                    digest.update(hashlib.file_digest(file, "sha256").digest())
+        found[name] = digest.hexdigest()
+    return found
+
+
+def check_positions(model: Any, **lengths: int) -> None:
+    """Refuse sequences that are longer than a model has positions.
+
+    Args:
+        model: of transformers.
+        **lengths: name of the setting -> tokens.
+
+    Raises:
+        UserError: one is too long.
+    """
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    for name, length in lengths.items():
+        if limit is not None and length > limit:
+            raise UserError(
+                f"{name}: expected at most {limit}, the positions of the model, got {length}"
+            )

@@ -37,6 +37,11 @@ def chosen_plan(
         say(f"selecting heads by {heads} over {count} windows")
         sequences = (torch.as_tensor(windows[n])[None] for n in range(count))
         chosen: Any = heads
-        plan = select_heads(model, sequences, criterion=chosen)
+
+        def on_progress(done: int) -> None:
+            if done % 8 == 0 or done == count:
+                say(f"{done} of {count} windows")
+
+        plan = select_heads(model, sequences, criterion=chosen, on_progress=on_progress)
     plan.check(fingerprint(model))
     return plan

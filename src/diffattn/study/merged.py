@@ -1,5 +1,6 @@
 """A stock checkpoint from a base model and its adapter: `diffattn dex merge`."""
 
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -13,8 +14,11 @@ from diffattn.dex.base import load_base
 from diffattn.dex.storage import read_description
 from diffattn.errors import UserError
 from diffattn.models.new_folder import check_target, new_folder
+from diffattn.models.quiet import without_progress_bars
+from diffattn.study.base import base_folder
 
 _TOKENS = 64
+_DTYPES = {n: getattr(torch, n) for n in ("float32", "bfloat16", "float16")}
 _COPIED = ("tokenizer*.json", "tokenizer.model", "vocab*", "merges.txt", "*.jinja")
 _COPIED += ("special_tokens_map.json", "added_tokens.json", "generation_config.json")
 
@@ -24,17 +28,20 @@ def merge_checkpoint(
     out: str | os.PathLike[str],
     *,
     base: str | os.PathLike[str] | None = None,
+    dtype: str | None = None,
     say: Callable[[str], None] = print,
 ) -> float:
     """Fold an adapter into its base and write a checkpoint that transformers loads by itself.
 
-    The fold is done in fp32 and rounded once to the dtype of the base's checkpoint.
+    The fold is done in fp32 and rounded once. In 16 bits rounding takes some of what was learned:
+    small changes of a weight are below its last bit.
 
     Args:
         adapter: folder of `dex_config.json` and `dex_model.safetensors`.
         out: new folder; appears when it is whole.
         base: folder of the base model; None means the one that the adapter was trained on.
-        say: gets a line about the change of logits.
+        dtype: of the checkpoint, "float32", "bfloat16" or "float16"; None means the base's.
+        say: gets lines about the change of logits.
 
     Returns:
         The largest change of a logit by the fold, both sides in fp32.
@@ -44,7 +51,9 @@ def merge_checkpoint(
     """
     check_target(out)
     described = read_description(adapter)
-    source = Path(base if base is not None else described["base"]["name"] or ".")
+    source = base_folder(base if base is not None else described["base"]["name"] or ".")
+    if dtype not in (None, *_DTYPES):
+        raise UserError(f"dtype: expected one of {', '.join(_DTYPES)}, got {dtype!r}")
     if base is None and not source.is_dir():
         raise UserError(f"base: expected the folder of the base model, not found: {source}")
     model = load_base(source)
@@ -57,13 +66,19 @@ def merge_checkpoint(
     before = _logits(model, ids)
     merge(model)
     change = (_logits(model, ids) - before).abs().max().item()
-    say(f"largest change of a logit by the fold, in fp32: {change:.2e}")
-    dtype = _stored_dtype(source)
-    if dtype != torch.float32:
-        model.to(dtype)
-        rounded = (_logits(model, ids).float() - before).abs().max().item()
-        say(f"with all weights rounded to {str(dtype).removeprefix('torch.')}: {rounded:.2e}")
-    _write(model, source, out)
+    if not math.isfinite(change):
+        raise UserError(f"adapter: {adapter} gives NaN or infinity; its training diverged")
+    size = before.abs().max().item()
+    say(f"largest change of a logit by the fold, in fp32: {change:.2e} (logits up to {size:.0f})")
+    stored = _DTYPES[dtype] if dtype else _stored_dtype(source)
+    if stored != torch.float32:
+        # computed in fp32: what rounding the weights does, not what computing in 16 bits does
+        rounded = (_logits(model.to(stored).float(), ids) - before).abs().max().item()
+        model.to(stored)
+        name = str(stored).removeprefix("torch.")
+        say(f"by rounding the weights to {name}: {rounded:.2e}; --dtype float32 keeps all of it")
+    with without_progress_bars():
+        _write(model, source, out)
     say(f"stock checkpoint: {out}")
     return change
 

@@ -13,6 +13,7 @@ from diffattn.data import (
     TextStream,
     TokenFile,
     Windows,
+    corpus_digest,
     load_documents,
     load_tokenizer,
     many_shot_items,
@@ -23,7 +24,7 @@ from diffattn.data import (
 from diffattn.errors import UserError
 from diffattn.evaluation import answer_outcomes, item_losses
 from diffattn.study.settings import StudySettings
-from diffattn.study.text import encode_documents
+from diffattn.study.text import Text, encode_documents
 
 _MAP_TOKENS = 512
 _MAP_SEQUENCES = 2
@@ -66,6 +67,7 @@ class Probes:
         tuning: windows of held-out text that judge learning rates and nothing else.
         heldout: other windows of it.
         outside: windows of other text.
+        outside_digest: of that text.
         needles: texts with needles.
         many_shot: lists of examples.
         maps: sequences for the comparison of heads.
@@ -74,28 +76,34 @@ class Probes:
     tuning: list[Item]
     heldout: list[Item]
     outside: list[Item]
+    outside_digest: str
     needles: list[AnswerItem]
     many_shot: list[AnswerItem]
     maps: list[torch.Tensor]
 
 
-def make_probes(settings: StudySettings, base: Path, heldout: TokenFile, work: Path) -> Probes:
+def make_probes(settings: StudySettings, base: Path, text: Text, work: Path) -> Probes:
     """Make the items; the same settings and texts give the same ones.
 
     Raises:
-        UserError: a text is too short for its windows.
+        UserError: a text is too short for its windows, or the text outside is the one to adapt to.
     """
     tokenizer: Any = load_tokenizer(base)
     tuned = settings.tuning_windows if len(settings.rates) > 1 else 0
-    windows = _windows(heldout, settings.length, settings.heldout_windows + tuned, "data")
+    windows = _windows(text.heldout, settings.length, settings.heldout_windows + tuned, "data")
     documents = query_documents() if settings.outside is None else load_documents(settings.outside)
-    outside = encode_documents(documents, tokenizer, work, "outside")
+    if same := {d.text for d in documents} & {d.text for d in text.documents}:
+        raise UserError(
+            f"outside: expected other text than data, got {len(same)} documents that are in both"
+        )
+    outside = encode_documents(documents, base, work, "outside")
     haystack = split_documents(load_documents(None))[1]
     ids = [torch.as_tensor(item["input_ids"])[:, :_MAP_TOKENS] for item in windows]
     return Probes(
         tuning=windows[:tuned],
         heldout=windows[tuned:],
         outside=_windows(outside, settings.length, settings.outside_windows, "outside"),
+        outside_digest=corpus_digest(documents),
         needles=needle_items(haystack, tokenizer, context=settings.context, count=settings.items),
         many_shot=many_shot_items(tokenizer, context=settings.context, count=settings.items),
         maps=ids[tuned : tuned + _MAP_SEQUENCES],
@@ -127,7 +135,9 @@ def measure(model: Any, probes: Probes) -> dict[str, list[float]]:
     }
 
 
-def measure_heads(model: Any, probes: Probes) -> dict[str, list[float]]:
+def measure_heads(model: Any, probes: Probes) -> dict[str, list[float | None]]:
     """Redundancy of the heads, layer by layer."""
     found = head_redundancy(model, probes.maps)
-    return {"map_distance": found.map_distance, "output_cka": found.output_cka}
+    values = {"map_distance": found.map_distance, "output_cka": found.output_cka}
+    # a layer of one head has no pairs
+    return {name: [v if v == v else None for v in row] for name, row in values.items()}

@@ -1,5 +1,6 @@
 """Models that are ready to train, one arm of a study each."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,10 +13,11 @@ from torch import Tensor, nn
 from diffattn.dex import DexCallback, DexConfig, HeadPlan, inject, unload
 from diffattn.dex.adapter import FROZEN_ENTRIES
 from diffattn.dex.base import load_base
-from diffattn.errors import needs_extra
+from diffattn.errors import UserError, needs_extra
 from diffattn.models.convert import start_from_softmax
-from diffattn.models.convert.softmax import PLAIN_MODELS
+from diffattn.models.convert.softmax import shared_fields
 from diffattn.nn import DiffAttention
+from diffattn.study.folder import held
 from diffattn.study.trajectory import DexTrajectory, LamTrajectory, Trajectory
 from diffattn.training import DiffTrainer
 from diffattn.training.adaptation import DexTrainer
@@ -49,11 +51,13 @@ def trained_parameters(model: nn.Module) -> int:
     )
 
 
-def why_not(name: str, model: nn.Module) -> str | None:
+def why_not(name: str, model: Any) -> str | None:
     """Why a model cannot have an arm; None where it can."""
-    kind = getattr(model.config, "model_type", None)
-    if name.startswith("retrofit") and kind not in PLAIN_MODELS:
-        return f"a start as V2 needs one of {', '.join(PLAIN_MODELS)}, this model is {kind}"
+    if name.startswith("retrofit"):
+        try:
+            shared_fields(model.config)
+        except UserError as error:
+            return f"no exact start as V2: {error}"
     if name == "full":
         with needs_extra("the memory of full fine-tuning", "hf"):
             import psutil
@@ -66,11 +70,13 @@ def why_not(name: str, model: nn.Module) -> str | None:
 
 
 def check_packages(names: tuple[str, ...]) -> None:
-    """Refuse arms whose package is not installed.
+    """Refuse a study whose packages are not all installed.
 
     Raises:
-        MissingExtraError: LoRA is among them without peft.
+        MissingExtraError: scipy is missing, or peft with LoRA among the arms.
     """
+    with needs_extra("the intervals of a study", "eval"):
+        import scipy  # noqa: F401
     if "lora" in names:
         with needs_extra("the arm lora", "peft"):
             import peft  # noqa: F401
@@ -148,9 +154,14 @@ def _lora(model: Any, plan: HeadPlan, ramp_steps: int) -> Ready:
 
 def _retrofit(base: Path, work: Path, *, attention: bool) -> Ready:
     start = work / "retrofit-start"
-    if not start.is_dir():
-        start_from_softmax(base, start, "v2")
-    model = load_base(start).requires_grad_(False)
+    with held(work / "retrofit-start.lock", wait=True):
+        try:
+            model = load_base(start)
+        except UserError:  # not there yet, or damaged
+            shutil.rmtree(start, ignore_errors=True)
+            start_from_softmax(base, start, "v2", say=lambda line: None)
+            model = load_base(start)
+    model.requires_grad_(False)
     for module in model.modules():
         if isinstance(module, DiffAttention):
             _train_noise(module)

@@ -8,7 +8,15 @@ from diffattn.report.numbers import count_text, duration_text, plural, scale_of
 from diffattn.report.page import render_page, write_page
 from diffattn.study import plots
 from diffattn.study.arms import arm_named
-from diffattn.study.claim import TITLE, circumstances, row_of, rows, sentence
+from diffattn.study.claim import (
+    READING,
+    TITLE,
+    caveats,
+    circumstances,
+    row_of,
+    rows,
+    sentence,
+)
 from diffattn.study.probes import MEASURES
 
 Results = dict[str, Any]
@@ -18,29 +26,33 @@ _FIGURES: Final[Sequence[tuple[str, str, Callable[[Results], str], str]]] = (
         "differences",
         "Every arm against attention-only tuning",
         plots.differences,
-        "To the right of the line is better. Solid intervals hold over seeds and items; dotted "
-        "ones over the items of one seed alone, and say nothing of other seeds. The grey band is "
-        "the rounding floor.",
+        "Improvements over attention-only tuning: right of the line is better, so losses stand "
+        "with the opposite sign of the table's. Solid intervals hold over seeds and items; dotted "
+        "ones over the items of one seed alone, and say nothing of other seeds. The grey band, "
+        "where it is wide enough to be seen, is the noise floor.",
     ),
     (
         "forgetting",
         "What is learned and what is forgotten",
         plots.learning_and_forgetting,
-        "Further left learned more of the text, further up forgot more of other text.",
+        "Against the base model, which is at the cross: further left learned more of the text, "
+        "further up forgot more of other text.",
     ),
     (
         "trajectories",
         "λ and the size of the correction",
         plots.trajectories,
-        "One line per layer, deeper layers darker, first seed. |Δ| / |O| is the norm of what is "
+        "One line per layer, deeper layers darker, first seed. λ of DEX rises to a quarter of "
+        "λ_init at half of T and is what was learned from T on. |Δ| / |O| is the norm of what is "
         "subtracted from the selected heads over the norm of these heads.",
     ),
     (
         "heads",
         "Redundancy of heads, before and after",
         plots.heads,
-        "Change against the base model. Means over all pairs of heads of a layer, first seed. "
-        "High distance of maps and low CKA of outputs mean that heads differ.",
+        "Change against the base model; means over all pairs of heads of a layer, first seed. "
+        "Distance is 1 - cosine of two heads' attention maps, CKA the likeness of their outputs "
+        "(0 none, 1 equal up to rotation): high distance and low CKA mean that heads differ.",
     ),
 )
 
@@ -57,6 +69,8 @@ def render_report(results: Results) -> str:
         "subtitle": f"{settings['model']} · {plural(results['runs_done'], 'run')} · diffattn "
         f"{results['version']}",
         "sentence": sentence(results),
+        "caveats": caveats(results),
+        "reading": READING,
         "claim": rows(results),
         "measures": [f"{measure.title}" for measure in MEASURES],
         "units": [measure.unit for measure in MEASURES],
@@ -68,9 +82,12 @@ def render_report(results: Results) -> str:
         ],
         "trials": _trials(results),
         "circumstances": circumstances(results),
-        "machines": [list(machine.items()) for machine in results["machines"]],
+        "machines": [
+            [(name.replace("_", " "), _plain(value)) for name, value in machine.items()]
+            for machine in results["machines"]
+        ],
         "seconds": duration_text(results["seconds"]),
-        "settings": [(name, str(value)) for name, value in settings.items()],
+        "settings": [(name, _plain(value)) for name, value in settings.items()],
     }
     return render_page("diffattn.study", "study.html.jinja", context)
 
@@ -105,9 +122,17 @@ def _cell(arm: dict[str, Any], measure: Any, results: Results) -> dict[str, str]
     value = scale_of(measure.unit).bare(arm["means"][measure.name])
     found = results["differences"].get(arm["name"], {}).get(measure.name)
     if found is None:
-        return {"value": value, "difference": "", "interval": "", "verdict": "no difference"}
+        return {"value": value, "difference": "", "interval": "", "verdict": "one seed"}
     text = row_of(measure, found, None)
     return {"value": value, **{key: text[key] for key in ("difference", "interval", "verdict")}}
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    return str(value)
 
 
 def _trials(results: Results) -> list[dict[str, str]]:

@@ -1,7 +1,8 @@
 """The results of a study, from the records of its runs."""
 
-import json
+import shlex
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,17 @@ import numpy as np
 
 from diffattn import __version__
 from diffattn.evaluation import compare_to_first, paired_interval
-from diffattn.report.verdicts import BETTER, NO_DIFFERENCE, WORSE
 from diffattn.study.arms import CLAIM, arm_named
+from diffattn.study.folder import SETTINGS, read_json
 from diffattn.study.probes import MEASURES, Measure
+from diffattn.study.settings import StudySettings
+from diffattn.study.tasks import tasks_of
 
 Record = dict[str, Any]
 PRIMARY = MEASURES[0].name
 CONTROL, METHOD = CLAIM
+ONE_SEED = "one seed"
+"""in place of a verdict: how much seeds differ is unknown"""
 _FLOOR = "floor"
 
 
@@ -31,19 +36,24 @@ def collect(folder: Path) -> dict[str, Any]:
         runs that are equal in exact arithmetic), `trials`, `trajectories`, `heads`, `machines`,
         and how many runs are open.
     """
-    settings = _read(folder / "settings.json")
-    left_out = _read(folder / "left_out.json")
+    settings = read_json(folder / SETTINGS)
+    reasons = read_json(folder / "left_out.json")
+    left_out = {name: reason for name, reason in reasons.items() if reason is not None}
     names = [name for name in settings["arms"] if name not in left_out]
-    runs = {name: _runs(folder, name) for name in names}
-    trials = [_read(path) for path in sorted((folder / "trials").glob("*.json"))]
-    every = [record for records in runs.values() for record in records]
+    tasks = tasks_of(StudySettings(**{**settings, "arms": tuple(settings["arms"])}), names)
+    found = [(task, record) for task in tasks if (record := task.read(folder)) is not None]
+    every = [record for task, record in found if task.seed is not None]
+    trials = [record for task, record in found if task.seed is None]
+    runs = {name: [record for record in every if record["arm"] == name] for name in names}
     return {
         "version": __version__,
+        "created": datetime.now(UTC).date().isoformat(),
         "command": _command(settings),
         "settings": settings,
-        "inputs": _read(folder / "inputs.json"),
+        "inputs": read_json(folder / "inputs.json"),
         "left_out": left_out,
         "runs_done": len(every),
+        "runs_open": sum(task.seed is not None for task in tasks) - len(every),
         "arms": [_arm(name, runs[name]) for name in names if runs[name]],
         "claim": _against_control(METHOD, runs),
         "differences": {
@@ -52,6 +62,16 @@ def collect(folder: Path) -> dict[str, Any]:
             if name not in (CONTROL, _FLOOR) and runs[name]
         },
         "floor": _floor(runs),
+        "at_the_edge": _at_the_edge(runs, settings),
+        "end": {
+            name: {
+                key: float(np.mean([np.mean(r["trajectory"][-1][key]) for r in measured]))
+                for key in measured[0]["trajectory"][-1]
+                if key != "step"
+            }
+            for name, records in runs.items()
+            if (measured := [r for r in _measured(records) if r["trajectory"]])
+        },
         "trials": [
             {"arm": t["arm"], "rate": t["rate"], "loss": t["loss"]}
             for t in sorted(trials, key=lambda t: (names.index(t["arm"]), t["rate"]))
@@ -70,16 +90,6 @@ def collect(folder: Path) -> dict[str, Any]:
         "seconds": sum(record["seconds"] for record in [*every, *trials]),
         "machines": _machines([*every, *trials]),
     }
-
-
-def _read(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-def _runs(folder: Path, name: str) -> list[Record]:
-    found = [_read(path) for path in (folder / "runs").glob(f"{name}-*.json")]
-    mine = [record for record in found if record["arm"] == name]
-    return sorted(mine, key=lambda record: record["seed"])
 
 
 def _measured(records: Iterable[Record]) -> list[Record]:
@@ -112,7 +122,8 @@ def _against_control(name: str, runs: dict[str, list[Record]]) -> dict[str, Any]
     control = {r["seed"]: r["measures"] for r in _measured(runs.get(CONTROL, []))}
     mine = {r["seed"]: r["measures"] for r in _measured(runs.get(name, []))}
     if arm_named(name).rate is None and mine:  # the base model is the same for every seed
-        mine = dict.fromkeys(control, next(iter(mine.values())))
+        only = next(iter(mine.values()))
+        mine = {seed: only for seed in control}  # noqa: C420 pyright takes fromkeys for Nones
     seeds = sorted(set(control) & set(mine))
     if not seeds:
         return {}
@@ -138,13 +149,12 @@ def _difference(measure: Measure, control: np.ndarray, mine: np.ndarray) -> dict
         pair = {CONTROL: control, "mine": mine}
         (compared,) = compare_to_first(pair, better=better, comparisons=1)
         interval, verdict = compared.interval, compared.verdict
+        over = f"{len(mine)} seeds, {mine.shape[1]} items"
     else:
-        interval = paired_interval((mine - control)[0])
-        verdict = NO_DIFFERENCE
-        if interval[0] > 0 or interval[1] < 0:
-            verdict = BETTER if (interval[0] > 0) == (better == "higher") else WORSE
+        interval, verdict = paired_interval((mine - control)[0]), ONE_SEED
+        over = f"{mine.shape[1]} items of one seed"
     found["interval"] = None if interval is None else list(interval)
-    return {**found, "over": "seeds" if len(mine) > 1 else "items", "verdict": verdict}
+    return {**found, "over": over, "verdict": verdict}
 
 
 def _floor(runs: dict[str, list[Record]]) -> dict[str, float] | None:
@@ -162,6 +172,18 @@ def _floor(runs: dict[str, list[Record]]) -> dict[str, float] | None:
     }
 
 
+def _at_the_edge(runs: dict[str, list[Record]], settings: dict[str, Any]) -> list[str]:
+    """Arms whose best rate was the lowest or the highest that was tried."""
+    rates, found = sorted(settings["rates"]), []
+    for name, records in runs.items():
+        arm = arm_named(name)
+        if records and arm.rate is not None and len(rates) > 1 and arm.like is None:
+            ends = arm.rate * rates[0], arm.rate * rates[-1]
+            if any(abs(records[0]["rate"] / end - 1) < 1e-6 for end in ends):
+                found.append(name)
+    return found
+
+
 def _machines(records: list[Record]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for record in records:
@@ -172,10 +194,8 @@ def _machines(records: list[Record]) -> list[dict[str, Any]]:
 
 def _command(settings: dict[str, Any]) -> str:
     """The command that gives these settings, without the options that are defaults."""
-    from diffattn.study.settings import StudySettings
-
     usual = StudySettings(model=settings["model"])
-    parts = ["diffattn dex study", str(settings["model"])]
+    parts = ["diffattn dex study", shlex.quote(str(settings["model"]))]
     for name, value in settings.items():
         default = getattr(usual, name)
         default = list(default) if isinstance(default, tuple) else default
@@ -186,5 +206,5 @@ def _command(settings: dict[str, Any]) -> str:
             parts.append(option)
         else:
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-            parts.append(f"{option} {text}")
+            parts.append(f"{option} {shlex.quote(text)}")
     return " ".join([*parts, "--out DIR"])

