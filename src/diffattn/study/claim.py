@@ -80,7 +80,7 @@ def caveats(results: Results) -> list[str]:
             )
         found.append(said)
     if results["at_the_edge"]:
-        titles = ", ".join(arm_named(name).title for name in results["at_the_edge"])
+        titles = "; ".join(arm_named(name).title for name in results["at_the_edge"])
         found.append(
             f"The best learning rate tried was the lowest or highest one for: {titles}. A wider "
             "--rates might find a better one."
@@ -139,7 +139,7 @@ def circumstances(results: Results) -> list[tuple[str, str]]:
         ),
         ("schedule", f"T = {settings.get('ramp_steps') or settings['steps'] // 2} steps"),
         ("heads", f"{settings['heads']}, half of each layer unless a plan says otherwise"),
-        ("learning rates", (tried if len(rates) > 1 else "not tuned; ") + ", ".join(chosen)),
+        ("learning rates", (tried if len(rates) > 1 else "not tuned; ") + "; ".join(chosen)),
         ("seeds", f"{settings['seeds']} of DEX and attention only, {settings['other_seeds']} else"),
         (
             "measured on",

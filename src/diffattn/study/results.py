@@ -177,7 +177,7 @@ def _at_the_edge(runs: dict[str, list[Record]], settings: dict[str, Any]) -> lis
     rates, found = sorted(settings["rates"]), []
     for name, records in runs.items():
         arm = arm_named(name)
-        if records and arm.rate is not None and len(rates) > 1 and arm.like is None:
+        if records and arm.rate is not None and len(rates) > 2 and arm.like is None:
             ends = arm.rate * rates[0], arm.rate * rates[-1]
             if any(abs(records[0]["rate"] / end - 1) < 1e-6 for end in ends):
                 found.append(name)

@@ -198,10 +198,10 @@ def do(task: Task, bench: Bench, say: Say, should_stop: Callable[[], bool]) -> N
         if not diverged:
             losses = item_losses(ready.finish(ready.model), bench.probes.tuning)
             record["loss"] = float(losses.mean()) if np.isfinite(losses).all() else None
-    elif not diverged:
-        record |= {"seed": task.seed, **_measured(task, ready, bench, say)}
     else:
         record["seed"] = task.seed
+        if not diverged:
+            record |= _measured(task, ready, bench, say)
     spent = (seconds or 0.0) + time.monotonic() - began
     record |= {"seconds": spent, "machine": machine()}
     path = task.record(bench.folder)
@@ -221,6 +221,9 @@ def _measured(task: Task, ready: Ready, bench: Bench, say: Say) -> dict[str, Any
     say(f"{task.name}: measuring")
     model = ready.finish(ready.model).eval()
     found = measure(model, bench.probes)
+    if not all(np.isfinite(values).all() for values in found.values()):
+        say(f"{task.name}: a measure is not finite")
+        return {"diverged": True}
     heads = measure_heads(model, bench.probes)
     means = ", ".join(f"{name} {sum(v) / len(v):.4f}" for name, v in found.items())
     say(f"{task.name}: {means}")
