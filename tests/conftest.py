@@ -8,6 +8,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from diffattn.ops.fused.library import compiler
+
 HERE = Path(__file__).parent
 # make `import oracles` and `import tiny` work in every folder
 sys.path += [str(HERE), str(HERE / "models")]
@@ -54,7 +56,11 @@ def pytest_collection_modifyitems(config, items):
     no_device = pytest.mark.skip(reason="needs a CUDA device; torch.cuda.is_available() is False")
     unasked = pytest.mark.skip(reason="takes minutes; run with -m slow")
     no_vllm = pytest.mark.skip(reason="needs vLLM: pip install 'diffattn[vllm]'")
+    no_compiler = pytest.mark.skip(reason="impl='fused' needs a C++ compiler: g++, or CXX")
     for item in items:
+        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        if compiler() is None and ("fused" in parameters or "fused_kernel" in item.name):
+            item.add_marker(no_compiler)
         if item.get_closest_marker("vllm") and importlib.util.find_spec("vllm") is None:
             item.add_marker(no_vllm)
         if "gpu" in item.keywords and not torch.cuda.is_available():

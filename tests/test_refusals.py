@@ -39,7 +39,7 @@ LAYERS = {
     ),
     "softmax attention by one call for two maps": (
         lambda: softmax_attention(*operands()[:3], impl="one_call"),
-        "impl: expected 'auto', 'reference' or 'sdpa', got 'one_call'",
+        "impl: expected 'auto', 'reference', 'sdpa' or 'fused', got 'one_call'",
     ),
     "an implementation that does not exist": (
         lambda: diff_attention(*operands(), lam=0.2, impl="flash"),

@@ -6,7 +6,8 @@ from operands import Geometry
 
 from diffattn.ops import IMPLEMENTATIONS, diff_attention, softmax_attention
 
-FAST = [name for name in IMPLEMENTATIONS if name != "reference"]
+DROPPING = [name for name in IMPLEMENTATIONS if name != "fused"]
+FAST = [name for name in DROPPING if name != "reference"]
 
 
 def dropped_maps(lam, masks, impl="reference", size=64, p=0.25):
@@ -25,7 +26,7 @@ def test_equal_branches_under_one_shared_mask_cancel_exactly():
     assert (out == 0).all()
 
 
-@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("impl", DROPPING)
 def test_equal_branches_under_independent_masks_do_not_cancel(impl):
     q, k, v, *_ = Geometry(T=9, S=9).draw(torch.float32)
     out = diff_attention(
@@ -60,7 +61,7 @@ def test_kernels_drop_each_entry_with_probability_p_squared(impl):
 
 @pytest.mark.parametrize(
     ("impl", "masks"),
-    [("reference", "shared"), *((name, "independent") for name in IMPLEMENTATIONS)],
+    [("reference", "shared"), *((name, "independent") for name in DROPPING)],
     ids=lambda value: value,
 )
 def test_the_mean_over_draws_is_the_output_without_dropout(impl, masks):
@@ -99,10 +100,16 @@ def test_softmax_attention_drops_and_scales(impl):
     assert abs(kept.double().mean().item() - 0.75) < 5 * (0.75 * 0.25 / 64**2) ** 0.5
 
 
-@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("impl", DROPPING)
 def test_gradients_pass_through_dropout(impl):
     tensors = Geometry(T=9, S=9).draw(requires_grad=True)
     diff_attention(
         *tensors, lam=0.4, dropout=0.3, dropout_masks="independent", causal=True, impl=impl
     ).square().sum().backward()
     assert all(t.grad.isfinite().all() and t.grad.any() for t in tensors)
+
+
+def test_the_fused_kernel_refuses_dropout():
+    tensors = Geometry(T=3, S=3).draw()
+    with pytest.raises(NotImplementedError, match="impl='fused' has no dropout"):
+        diff_attention(*tensors, lam=0.4, dropout=0.1, dropout_masks="independent", impl="fused")

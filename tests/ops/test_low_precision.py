@@ -2,7 +2,9 @@
 
 The yardstick is differential attention written out in the dtype itself, as eager attention of the
 field is: products in that dtype, each softmax in fp32 and rounded to it, then the difference. An
-implementation may err by twice as much against fp64, plus one rounding of the largest output.
+implementation may err by twice as much against fp64 in the root mean square, and by five times as
+much in its worst entry (where torch's own kernel errs 3.9 times as much on processors with
+AVX-512), plus one rounding of the largest output.
 """
 
 import math
@@ -64,8 +66,8 @@ def test_at_most_twice_the_error_of_eager_attention(impl, dtype, geometry, causa
     )
     for want, yardstick, got in zip(exact, plain, ours, strict=True):
         floor = torch.finfo(dtype).eps * want.abs().max()
-        for size in (torch.max, lambda x: x.square().mean().sqrt()):
-            budget = 2 * size((yardstick - want).abs()) + floor
+        for factor, size in ((5, torch.max), (2, lambda x: x.square().mean().sqrt())):
+            budget = factor * size((yardstick - want).abs()) + floor
             assert size((got - want).abs()) <= budget
 
 
@@ -76,7 +78,7 @@ def test_the_yardstick_can_be_exceeded():
     exact = eager(*(t.double() for t in tensors), lam=0.6, causal=True)
     plain = eager(*tensors, lam=0.6, causal=True)
     coarse = eager(*(t.bfloat16() for t in (q, k, v, q_noise, k_noise)), lam=0.6, causal=True)
-    budget = 2 * (plain - exact).abs().max() + torch.finfo(torch.float32).eps * exact.abs().max()
+    budget = 5 * (plain - exact).abs().max() + torch.finfo(torch.float32).eps * exact.abs().max()
     assert (coarse - exact).abs().max() > 10 * budget
 
 

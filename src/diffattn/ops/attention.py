@@ -20,14 +20,26 @@ from diffattn.ops.arguments import (
     check_sinks,
     check_values,
 )
+from diffattn.ops.fused import fused_diff_attention, fused_softmax_attention
 from diffattn.ops.one_call import one_call_diff_attention
 from diffattn.ops.precision import own_precision
 from diffattn.ops.reference import reference_diff_attention, reference_softmax_attention
 from diffattn.ops.scoring import Scoring
 from diffattn.ops.sdpa import sdpa_diff_attention, sdpa_softmax_attention
 
-Implementation = Literal["auto", "reference", "sdpa", "one_call"]
-IMPLEMENTATIONS: tuple[str, ...] = ("reference", "sdpa", "one_call")
+Implementation = Literal["auto", "reference", "sdpa", "one_call", "fused"]
+IMPLEMENTATIONS: tuple[str, ...] = ("reference", "sdpa", "one_call", "fused")
+
+_DIFF = {
+    "sdpa": sdpa_diff_attention,
+    "one_call": one_call_diff_attention,
+    "fused": fused_diff_attention,
+}
+_SOFTMAX = {
+    "reference": reference_softmax_attention,
+    "sdpa": sdpa_softmax_attention,
+    "fused": fused_softmax_attention,
+}
 
 _logger = logging.getLogger(__name__)
 
@@ -80,7 +92,9 @@ def diff_attention(
         dropout_masks: "shared" drops the same entries of both maps, "independent" draws a mask
             for each map.
         impl: "reference" (eager definition, memory T x S), "sdpa" (torch's kernel, one call for
-            each map, memory linear in length), "one_call" (one stock attention call) or "auto":
+            each map, memory linear in length), "one_call" (one stock attention call), "fused" (on
+            CPUs: maps subtracted before the product with v, memory linear in length; compiled
+            once by the machine's g++; no dropout, no soft cap, no gradient of a mask) or "auto":
             "reference" where dropout needs a shared mask or scores are capped, else "sdpa".
             Torch itself drops entries on a CPU only by building the whole map.
 
@@ -131,7 +145,7 @@ def diff_attention(
                 sinks=sinks,
                 shared_dropout=shared_dropout,
             )
-    run = sdpa_diff_attention if chosen == "sdpa" else one_call_diff_attention
+    run = _DIFF[chosen]
     with own_precision(q):
         return run(q, k, v, q_noise, k_noise, scoring, lam=lam, sinks=sinks)
 
@@ -148,7 +162,7 @@ def softmax_attention(
     softcap: float | None = None,
     sink: Tensor | None = None,
     dropout: float = 0.0,
-    impl: Literal["auto", "reference", "sdpa"] = "auto",
+    impl: Literal["auto", "reference", "sdpa", "fused"] = "auto",
 ) -> Tensor:
     """Softmax attention, the baseline, under the same conventions.
 
@@ -165,7 +179,8 @@ def softmax_attention(
         softcap: as in `diff_attention`.
         sink: [H], as in `diff_attention`.
         dropout: probability of dropping an entry of the map; pass 0 in evaluation.
-        impl: "reference", "sdpa" or "auto" ("reference" where scores are capped, else "sdpa").
+        impl: "reference", "sdpa", "fused" or "auto": "reference" where scores are capped, else
+            "sdpa".
 
     Returns:
         [B, T, H, E] in the dtype of `q`.
@@ -182,9 +197,9 @@ def softmax_attention(
     check_scoring(scoring, q, k)
     check_sink("sink", sink, q.shape[2])
     if impl == "one_call":
-        raise ValueError("impl: expected 'auto', 'reference' or 'sdpa', got 'one_call'")
+        raise ValueError("impl: expected 'auto', 'reference', 'sdpa' or 'fused', got 'one_call'")
     chosen = choose_implementation(impl, softcap, dropout, "independent")
-    run = reference_softmax_attention if chosen == "reference" else sdpa_softmax_attention
+    run = _SOFTMAX[chosen]
     with own_precision(q):
         return run(q, k, v, scoring, sink=sink)
 
@@ -221,6 +236,8 @@ def choose_implementation(
             f"impl={impl!r} draws a dropout mask for each map: ask for "
             "dropout_masks='independent', or impl='reference'"
         )
+    if impl == "fused" and dropout > 0:
+        raise NotImplementedError("impl='fused' has no dropout: ask for impl='sdpa'")
     if impl != "reference" and softcap is not None:
         raise NotImplementedError(
             f"impl={impl!r} runs torch's kernel, which takes no softcap: ask for impl='reference'"

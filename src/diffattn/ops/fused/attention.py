@@ -1,0 +1,114 @@
+"""Attention by the compiled kernel: arguments are brought into the form it takes."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from diffattn.ops.fused.operators import fused_forward
+from diffattn.ops.masks import additive_and_visible, band, blank_unseen, both
+from diffattn.ops.scoring import Scoring
+
+_WIDTH = 16  # widths are filled up to multiples of it
+_ROWS = 256
+
+
+def fused_diff_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_noise: Tensor,
+    k_noise: Tensor | None,
+    scoring: Scoring,
+    *,
+    lam: Tensor | float,
+    sinks: tuple[Tensor | None, Tensor | None],
+) -> Tensor:
+    """Differential attention on a CPU, maps subtracted before the product with v, [B, T, H, E]."""
+    work = torch.promote_types(q.dtype, torch.float32)
+    lams = torch.as_tensor(lam, dtype=work, device=q.device).expand(q.shape[:3]).contiguous()
+    return _attend(q, k, v, q_noise, k_noise, lams, scoring, sinks)
+
+
+def fused_softmax_attention(
+    q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, *, sink: Tensor | None
+) -> Tensor:
+    """Softmax attention by the same kernel, [B, T, H, E]."""
+    return _attend(q, k, v, None, None, None, scoring, (sink, None))
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_noise: Tensor | None,
+    k_noise: Tensor | None,
+    lam: Tensor | None,
+    scoring: Scoring,
+    sinks: tuple[Tensor | None, Tensor | None],
+) -> Tensor:
+    if q.device.type != "cpu":
+        raise NotImplementedError(f"impl='fused' runs on CPUs, got tensors on {q.device}")
+    if scoring.mask is not None and scoring.mask.requires_grad:
+        raise NotImplementedError("impl='fused' has no gradient of a mask: ask for impl='sdpa'")
+    work = torch.promote_types(q.dtype, torch.float32)
+    dtype, width, value_width = q.dtype, q.shape[-1], v.shape[-1]
+    mask, unseen = _mask(scoring, q, k, work)
+    if unseen is not None:
+        k, v = blank_unseen(k, unseen), blank_unseen(v, unseen)
+        k_noise = None if k_noise is None else blank_unseen(k_noise, unseen)
+    out, _, _ = fused_forward(
+        *(_wide(tensor, work) for tensor in (q, k, v)),
+        None if q_noise is None else _wide(q_noise, work),
+        None if k_noise is None else _wide(k_noise, work),
+        lam,
+        mask,
+        *(None if sink is None else sink.to(work).contiguous() for sink in sinks),
+        scoring.causal,
+        scoring.window or 0,
+        scoring.factor(width),
+    )
+    return out[..., :value_width].to(dtype)
+
+
+def _wide(tensor: Tensor, work: torch.dtype) -> Tensor:
+    """In the dtype of the kernel, the width contiguous and a multiple of what it takes."""
+    tensor = F.pad(tensor.to(work), (0, -tensor.shape[-1] % _WIDTH))
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _mask(
+    scoring: Scoring, q: Tensor, k: Tensor, work: torch.dtype
+) -> tuple[Tensor | None, Tensor | None]:
+    """The mask as numbers to add, [B, H, T, S] by strides, and which keys any query sees."""
+    bias, seen = additive_and_visible(scoring.mask)
+    if seen is None:
+        return None, None
+    added = seen.new_zeros((), dtype=work) if bias is None else bias.to(work)
+    added = added.masked_fill(~seen, float("-inf"))
+    shape = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+    return added.expand(shape), _any_row(seen, scoring, q.shape[1], k.shape[1])
+
+
+def _any_row(seen: Tensor, scoring: Scoring, length: int, keys: int) -> Tensor:
+    """Keys that some query sees by mask and by position, [B or 1, H or 1, 1, S]."""
+    seen = seen.view((1,) * (4 - seen.dim()) + seen.shape)
+    if not scoring.causal and scoring.window is None:
+        return seen.any(dim=-2, keepdim=True)
+    found = None
+    for start in range(0, length, _ROWS):
+        rows = slice(start, min(start + _ROWS, length))
+        part = seen if seen.shape[-2] == 1 else seen[..., rows, :]
+        near = band(
+            rows,
+            slice(0, keys),
+            offset=keys - length,
+            causal=scoring.causal,
+            window=scoring.window,
+            device=seen.device,
+        )
+        both_ways = both(part, near)
+        assert both_ways is not None
+        now = both_ways.any(dim=-2, keepdim=True)
+        found = now if found is None else found | now
+    assert found is not None
+    return found

@@ -1,0 +1,190 @@
+"""The kernel as operators of torch, which autograd, compile and export know."""
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diffattn.ops.fused.library import library
+
+# of the buffers of scores of one thread: few enough to stay in the second or third cache
+_FORWARD_BYTES, _BACKWARD_BYTES = 2 << 20, 2 << 20
+
+_Listed = list[tuple[int, Tensor | None]]
+"""strides that the kernel wants of a tensor, and the tensor"""
+
+
+def _inputs(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_noise: Tensor | None,
+    k_noise: Tensor | None,
+    lam: Tensor | None,
+    mask: Tensor | None,
+    sink: Tensor | None,
+    sink_noise: Tensor | None,
+) -> _Listed:
+    noise_keys = k if k_noise is None and q_noise is not None else k_noise
+    rows = [(3, tensor) for tensor in (q, k, v, q_noise, noise_keys)]
+    return [*rows, (4, mask), (0, lam), (0, sink), (0, sink_noise)]
+
+
+def _run(name: str, listed: _Listed, sizes: list[int], scale: float, budget: int) -> None:
+    strides: list[int] = []
+    for count, tensor in listed:
+        strides += [0] * count if tensor is None else tensor.stride()[:count]
+    pointers = [0 if tensor is None else tensor.data_ptr() for _, tensor in listed]
+    first = listed[0][1]
+    assert first is not None
+    getattr(library(), name)(
+        first.dtype == torch.float64,
+        (ctypes.c_int64 * len(sizes))(*sizes),
+        (ctypes.c_void_p * len(pointers))(*pointers),
+        (ctypes.c_int64 * len(strides))(*strides),
+        scale,
+        budget,
+    )
+
+
+def _sizes(
+    q: Tensor, k: Tensor, v: Tensor, q_noise: Tensor | None, causal: bool, window: int
+) -> list[int]:
+    noise_heads = 0 if q_noise is None else q_noise.shape[2]
+    shape = [q.shape[0], q.shape[1], k.shape[1], q.shape[2], noise_heads, k.shape[2]]
+    return [*shape, q.shape[3], v.shape[3], int(causal), window]
+
+
+@torch.library.custom_op("diffattn::fused_forward", mutates_args=(), device_types="cpu")
+def fused_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_noise: Tensor | None,
+    k_noise: Tensor | None,
+    lam: Tensor | None,
+    mask: Tensor | None,
+    sink: Tensor | None,
+    sink_noise: Tensor | None,
+    causal: bool,
+    window: int,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output [B, T, H, E], log-sum-exps of the signal maps [B, H, T] and noise maps [B, N, T]."""
+    out, lse, lse_noise = _forward_shapes(q, v, q_noise)
+    listed = _inputs(q, k, v, q_noise, k_noise, lam, mask, sink, sink_noise)
+    listed += [(3, out), (0, lse), (0, lse_noise)]
+    sizes = _sizes(q, k, v, q_noise, causal, window)
+    _run("diff_attention_forward", listed, sizes, scale, _FORWARD_BYTES)
+    return out, lse, lse_noise
+
+
+def _forward_shapes(q: Tensor, v: Tensor, q_noise: Tensor | None) -> tuple[Tensor, ...]:
+    batch, length, heads = q.shape[:3]
+    noise_heads = 0 if q_noise is None else q_noise.shape[2]
+    return (
+        q.new_empty(batch, length, heads, v.shape[3]),
+        q.new_empty(batch, heads, length),
+        q.new_empty(batch, noise_heads, length),
+    )
+
+
+@fused_forward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, q_noise: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
+    return _forward_shapes(q, v, q_noise)
+
+
+@torch.library.custom_op("diffattn::fused_backward", mutates_args=(), device_types="cpu")
+def fused_backward(
+    d_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_noise: Tensor | None,
+    k_noise: Tensor | None,
+    lam: Tensor | None,
+    mask: Tensor | None,
+    sink: Tensor | None,
+    sink_noise: Tensor | None,
+    lse: Tensor,
+    lse_noise: Tensor,
+    causal: bool,
+    window: int,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, q_noise, k_noise, and sum_j P dP of both maps, [B, H, T]."""
+    found = _backward_shapes(q, k, v, q_noise, k_noise)
+    for tensor in found:
+        tensor.zero_()
+    *rows, delta, delta_noise = found
+    listed = _inputs(q, k, v, q_noise, k_noise, lam, mask, sink, sink_noise)
+    listed += [(3, d_out), (0, lse), (0, lse_noise)]
+    listed += [*((3, row) for row in rows), (0, delta), (0, delta_noise)]
+    sizes = _sizes(q, k, v, q_noise, causal, window)
+    _run("diff_attention_backward", listed, sizes, scale, _BACKWARD_BYTES)
+    return found
+
+
+def _backward_shapes(
+    q: Tensor, k: Tensor, v: Tensor, q_noise: Tensor | None, k_noise: Tensor | None
+) -> Any:
+    batch, length, heads = q.shape[:3]
+    nothing = (batch, 0, 1, q.shape[3])
+    return (
+        *(tensor.new_empty(tensor.shape) for tensor in (q, k, v)),
+        q.new_empty(nothing if q_noise is None else q_noise.shape),
+        q.new_empty(nothing if k_noise is None else k_noise.shape),
+        q.new_empty(batch, heads, length),
+        q.new_empty(batch, 0 if q_noise is None else heads, length),
+    )
+
+
+@fused_backward.register_fake
+def _(
+    d_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_noise: Tensor | None,
+    k_noise: Tensor | None,
+    *rest: Any,
+) -> Any:
+    return _backward_shapes(q, k, v, q_noise, k_noise)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, ctx.causal, ctx.window, ctx.scale = inputs
+    ctx.save_for_backward(*tensors, *output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx: Any, d_out: Tensor | None, *of_sums: Any) -> tuple[Tensor | None, ...]:
+    """The rule of autograd; nothing differentiates the log-sum-exps.
+
+    d lam = -sum_j P2 dP;  d sink = -p_sink sum_j P1 dP,  p_sink = exp(sink - lse), and for the
+    noise map with the factor -lam.
+    """
+    if d_out is None:
+        return (None,) * 12
+    *tensors, lse, lse_noise = ctx.saved_tensors
+    q_noise, k_noise, lam, sink, sink_noise = (tensors[n] for n in (3, 4, 5, 7, 8))
+    *rows, delta, delta_noise = fused_backward(
+        d_out.contiguous(), *tensors, lse, lse_noise, ctx.causal, ctx.window, ctx.scale
+    )
+    d_lam = None if lam is None else -delta_noise.transpose(1, 2)
+    d_sink = d_sink_noise = None
+    if sink is not None:
+        d_sink = -((sink[:, None] - lse).exp() * delta).sum((0, 2))
+    if sink_noise is not None:
+        weighed = (lam.transpose(1, 2) * delta_noise).unflatten(1, (lse_noise.shape[1], -1)).sum(2)
+        d_sink_noise = ((sink_noise[:, None] - lse_noise).exp() * weighed).sum((0, 2))
+    d_q, d_k, d_v, d_q_noise, d_k_noise = rows
+    return (
+        *(d_q, d_k, d_v, None if q_noise is None else d_q_noise),
+        *(None if k_noise is None else d_k_noise, d_lam, None, d_sink, d_sink_noise),
+        *(None, None, None),
+    )
+
+
+fused_forward.register_autograd(_differentiate, setup_context=_keep)
