@@ -130,3 +130,13 @@ def test_an_arm_that_diverged_decides_nothing_for_the_others(bad):
 def test_bad_arguments(values, changes, message):
     with pytest.raises(ValueError, match=message):
         compare_to_first(values, **{"better": "lower", "comparisons": 1} | changes)
+
+
+def test_seeds_that_agree_by_chance_do_not_make_the_interval_vanish():
+    """Two seeds, each a point ahead in one item: equal means, different items."""
+    first = np.zeros((2, 12))
+    other = np.zeros((2, 12))
+    other[0, 3] = other[1, 3] = 0.25
+    (found,) = compare_to_first({"a": first, "b": other}, better="higher", comparisons=1)
+    assert found.verdict == "no difference"
+    assert found.interval[0] < 0 < found.interval[1]

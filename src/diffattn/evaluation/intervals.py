@@ -3,9 +3,10 @@
 Every arm is measured on the same seeds and the same held-out items, so x[s, i] of an arm is
 paired with the first arm's. The difference of the grand means has the variance
 
-    V = V_seed + max(0, V_item - V_both)
+    V = max(V_seed + V_item - V_both, V_seed, V_item)
 
-V_item is the variance of the mean over items, V_both the part of it that V_seed holds already.
+V_item is the variance of the mean over items, V_both the part of it that V_seed holds already;
+neither seeds nor items that agree by chance, as shares of few answers do, make V vanish.
 V_seed is the larger of two estimates: that of the pair alone, S - 1 degrees of freedom, and that
 of all arms together, (A - 1)(S - 1) degrees of freedom, from what is left of the A x S seed means
 after arm and seed effects. The interval is
@@ -132,7 +133,8 @@ def _variance(paired: np.ndarray, pooled: float) -> float:
         return seed_part
     residual = paired - by_seed[:, None] - by_item + paired.mean()
     both_part = float(np.square(residual).sum()) / ((seeds - 1) * (items - 1)) / (seeds * items)
-    return seed_part + max(0.0, float(by_item.var(ddof=1)) / items - both_part)
+    item_part = float(by_item.var(ddof=1)) / items
+    return max(seed_part + item_part - both_part, seed_part, item_part)
 
 
 def _quantile(probability: float, degrees: int) -> float:

@@ -74,7 +74,9 @@ class SoftmaxAttention(AttentionLayer):
         )
         self.num_key_value_groups = num_heads // groups
         if self.impl == "one_call":
-            raise ValueError("impl: expected 'auto', 'reference' or 'sdpa', got 'one_call'")
+            raise ValueError(
+                "impl: expected 'auto', 'reference', 'sdpa' or 'fused', got 'one_call'"
+            )
         choose_implementation(self.impl, self.softcap, self.dropout, "independent")
 
     def _attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

@@ -231,13 +231,15 @@ def choose_implementation(
     shared_dropout = dropout > 0 and dropout_masks == "shared"
     if impl == "auto":
         return "reference" if shared_dropout or softcap is not None else "sdpa"
+    if impl == "fused" and softcap is not None:
+        raise NotImplementedError("impl='fused' has no softcap: ask for impl='reference'")
+    if impl == "fused" and dropout > 0:
+        raise NotImplementedError("impl='fused' has no dropout: ask for impl='sdpa' or 'reference'")
     if impl != "reference" and shared_dropout:
         raise NotImplementedError(
             f"impl={impl!r} draws a dropout mask for each map: ask for "
             "dropout_masks='independent', or impl='reference'"
         )
-    if impl == "fused" and dropout > 0:
-        raise NotImplementedError("impl='fused' has no dropout: ask for impl='sdpa'")
     if impl != "reference" and softcap is not None:
         raise NotImplementedError(
             f"impl={impl!r} runs torch's kernel, which takes no softcap: ask for impl='reference'"

@@ -176,7 +176,7 @@ def _differentiate(ctx: Any, d_out: Tensor | None, *of_sums: Any) -> tuple[Tenso
     d_sink = d_sink_noise = None
     if sink is not None:
         d_sink = -((sink[:, None] - lse).exp() * delta).sum((0, 2))
-    if sink_noise is not None:
+    if sink_noise is not None and lam is not None:
         weighed = (lam.transpose(1, 2) * delta_noise).unflatten(1, (lse_noise.shape[1], -1)).sum(2)
         d_sink_noise = ((sink_noise[:, None] - lse_noise).exp() * weighed).sum((0, 2))
     d_q, d_k, d_v, d_q_noise, d_k_noise = rows
