@@ -101,7 +101,8 @@ def test_a_plan_is_written_read_checked_and_drawn(tmp_path):
     with pytest.raises(UserError, match="expected one for this model"):
         again.check(other.fingerprint)
     drawn = terminal_map(plan).splitlines()
-    assert [line.count("[") for line in drawn[:-1]] == [2, 2]
+    assert drawn[0].split() == ["head", "0", "1", "2", "3"]
+    assert [line.count("[") for line in drawn[1:-1]] == [2, 2]
     terminal_map(other)
     pytest.importorskip("matplotlib", reason="pictures need the extra plot")
     for name, chosen in (("one", plan), ("all", other)):
