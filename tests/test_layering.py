@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "diffattn"
 
 # from the bottom up; siblings in one tuple do not import one another
 LAYERS = (
-    ("errors", "json_file", "signals"),
+    ("errors", "locks", "signals", "whole_file"),
     ("data", "report"),
     ("ops",),
     ("nn",),
@@ -28,7 +28,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 ONLY = {
     "errors": set(),
     "data": {"errors"},
-    "report": {"errors"},
+    "report": {"errors", "whole_file"},
     "ops": {"errors"},
     "nn": {"ops", "errors"},
 }

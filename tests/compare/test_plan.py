@@ -19,8 +19,8 @@ from diffattn.compare.speed import rates_by_arm, read_rates
 from diffattn.compare.start import draw_start
 from diffattn.data import load_documents, train_tokenizer
 from diffattn.errors import UserError
-from diffattn.json_file import write_json
 from diffattn.models import DiffTransformerConfig, DiffTransformerForCausalLM
+from diffattn.whole_file import write_json
 
 
 def plan(**changes):

@@ -191,7 +191,7 @@ def test_an_adaptation_that_diverged_says_so(base, tmp_path, capsys):
 
 
 def test_two_processes_do_not_train_one_adapter(base, tmp_path, capsys):
-    from diffattn.study.folder import held
+    from diffattn.locks import held
 
     out = tmp_path / "out"
     assert adapt(base, out, steps=2) == 0

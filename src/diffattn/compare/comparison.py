@@ -23,8 +23,8 @@ from diffattn.compare.run import check_text, peak_memory_bytes, read_result
 from diffattn.compare.sessions import earlier_looks, read_sessions, recorded_session, summary
 from diffattn.compare.speed import measure_rates, rates_by_arm, read_rates
 from diffattn.errors import UserError
-from diffattn.json_file import write_json
 from diffattn.report.numbers import plural
+from diffattn.whole_file import write_json
 
 _SPEED = "speed.json"
 _SESSIONS = "sessions.json"

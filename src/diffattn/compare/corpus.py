@@ -21,7 +21,7 @@ from diffattn.data import (
     write_tokens,
 )
 from diffattn.errors import UserError
-from diffattn.json_file import write_json
+from diffattn.whole_file import write_json
 
 HELDOUT_SHARE = 0.1
 # more than a token of any vocabulary here stands for: an estimate that reads too much, not too

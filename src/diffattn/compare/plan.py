@@ -2,11 +2,10 @@
 
 import dataclasses
 import errno
-import fcntl
 import json
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ from typing import Any
 from diffattn.compare.arms import Arm
 from diffattn.compare.presets import Preset
 from diffattn.errors import UserError
-from diffattn.json_file import DRAFT, write_json
+from diffattn.locks import held
+from diffattn.whole_file import DRAFT, write_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,16 +165,14 @@ class OutputFolder:
         Raises:
             UserError: another command holds it.
         """
-        with said_plainly(self.path):
-            file = (self.path / _LOCK).open("w")
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
+        with ExitStack() as stack:
+            with said_plainly(self.path):
+                mine = stack.enter_context(held(self.path / _LOCK, wait=False))
+            if not mine:
                 raise UserError(
                     f"out: another command is working in {self.path}; wait for it or choose "
                     "another folder"
-                ) from error
+                )
             yield
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from diffattn.compare import plots
@@ -27,10 +28,11 @@ from diffattn.report.numbers import (
     plural,
     scale_of,
 )
-from diffattn.report.page import render_page, write_page
+from diffattn.report.page import render_page
 from diffattn.report.palette import ARM_COLORS
 from diffattn.report.plot_style import WORDS
 from diffattn.report.verdicts import VERDICTS
+from diffattn.whole_file import write_text
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ def write_report(results: dict[str, Any], path: str | os.PathLike[str]) -> None:
     Raises:
         MissingExtraError: Where matplotlib or Jinja2 is missing.
     """
-    write_page(render_report(results), path)
+    write_text(Path(path), render_report(results))
 
 
 def _context(results: Results) -> dict[str, Any]:

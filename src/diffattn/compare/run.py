@@ -1,13 +1,11 @@
 """One training run of a comparison, from starting weights to measured results."""
 
-import fcntl
 import json
 import resource
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +19,10 @@ from diffattn.compare.plan import ComparePlan, said_plainly
 from diffattn.compare.start import draw_start
 from diffattn.data import RecallItem, RecallSpec, RecallStream, TrainingStream, Windows, recall_grid
 from diffattn.evaluation import attention_shares, lam_by_layer, recall_outcomes, window_losses
-from diffattn.json_file import write_json
+from diffattn.locks import held
 from diffattn.models import DiffTransformerConfig, DiffTransformerForCausalLM
 from diffattn.training import DivergedError, TrainConfig, read_metrics, train
+from diffattn.whole_file import write_json
 
 # the held-out items are the same in every seed, so that arms and seeds pair item by item
 ITEM_SEED = 20_240_917
@@ -92,7 +91,7 @@ def execute_run(
     """
     with said_plainly(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with _alone(folder):
+        with held(folder / ".lock", wait=True):  # against what a killed command left over
             finished = read_result(folder)
             if finished is not None:
                 return finished
@@ -166,14 +165,6 @@ def peak_memory_bytes() -> int:
     """Largest resident size of this process so far."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Wait until no other process, say one left over from a killed command, is in the folder."""
-    with (folder / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _stream(plan: ComparePlan, seed: int, corpus: Corpus) -> TrainingStream:

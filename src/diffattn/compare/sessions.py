@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from diffattn.compare.plan import said_plainly
-from diffattn.json_file import write_json
+from diffattn.whole_file import write_json
 
 _FIELDS = {"ended", "wall_seconds", "peak_memory_bytes", "seeds", "finished", "machine"}
 

@@ -11,7 +11,7 @@ from diffattn.compare.plan import ComparePlan, said_plainly
 from diffattn.compare.run import started_model
 from diffattn.data import Windows
 from diffattn.evaluation import training_rates
-from diffattn.json_file import write_json
+from diffattn.whole_file import write_json
 
 Rates = list[dict[str, float]]
 

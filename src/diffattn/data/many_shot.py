@@ -38,10 +38,7 @@ def query_documents(examples: Sequence[Example] | None = None) -> list[Document]
     Args:
         examples: texts with labels; None means `bundled_queries`.
     """
-    by_label: dict[str, list[str]] = {}
-    for text, label in bundled_queries() if examples is None else examples:
-        by_label.setdefault(label, []).append(text)
-    return [Document(label, "\n".join(texts)) for label, texts in by_label.items()]
+    return [Document(label, "\n".join(texts)) for label, texts in _by_label(examples).items()]
 
 
 def many_shot_items(
@@ -77,9 +74,7 @@ def many_shot_items(
     Differs: each example is asked for in the place where it stands, not at the end of a list of
         its own; our choice, for one pass then gives many answers.
     """
-    by_label: dict[str, list[str]] = {}
-    for text, label in bundled_queries() if examples is None else examples:
-        by_label.setdefault(label, []).append(text)
+    by_label = _by_label(examples)
     first = {label: _first_token(label, tokenizer) for label in by_label}
     items = []
     for index in range(count):
@@ -96,6 +91,14 @@ def many_shot_items(
         item = _longest(order, tokenizer, context)
         items.append(AnswerItem(item.input_ids, item.spans, tuple(chosen)))
     return items
+
+
+def _by_label(examples: Sequence[Example] | None) -> dict[str, list[str]]:
+    """The texts of each label, in order; None means the bundled ones."""
+    found: dict[str, list[str]] = {}
+    for text, label in bundled_queries() if examples is None else examples:
+        found.setdefault(label, []).append(text)
+    return found
 
 
 def _first_token(label: str, tokenizer: PreTrainedTokenizerBase) -> int:

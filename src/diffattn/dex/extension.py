@@ -78,14 +78,16 @@ class DexExtension(Fp32Module):
 
     def forward(self, outputs: Tensor) -> Tensor:
         """Head outputs [..., H d_v] before the output projection."""
-        matrices = self.scaled_weight().to(outputs.dtype)
         heads = outputs.unflatten(-1, (self.num_heads, self.value_dim))
-        selected = heads.index_select(-2, self.index)
-        if matrices.shape[0] == 1:
-            change = selected @ matrices[0]
-        else:
-            change = (selected.unsqueeze(-2) @ matrices).squeeze(-2)
+        change = self.change(heads.index_select(-2, self.index))
         return heads.index_add(-2, self.index, change.to(heads.dtype)).flatten(-2)
+
+    def change(self, selected: Tensor) -> Tensor:
+        """What is added to selected heads [..., heads, d_v]: -lam O W_D, in their dtype."""
+        matrices = self.scaled_weight().to(selected.dtype)
+        if matrices.shape[0] == 1:
+            return selected @ matrices[0]
+        return (selected.unsqueeze(-2) @ matrices).squeeze(-2)
 
     def extra_repr(self) -> str:
         """Selected heads and start value."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from diffattn.errors import UserError, needs_extra
-from diffattn.json_file import write_json
+from diffattn.whole_file import write_json
 
 Criterion = Literal["entropy", "importance", "all"]
 

@@ -94,6 +94,19 @@ def both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return a if b is None else a & b
 
 
+def four_axes(mask: Tensor) -> Tensor:
+    """A mask that is broadcastable to [B, H, T, S], with all four axes."""
+    return mask.view((1,) * (4 - mask.dim()) + mask.shape)
+
+
+def block_of(mask: Tensor | None, rows: slice, columns: slice) -> Tensor | None:
+    """The part of a mask for a block of the score matrix; axes of size 1 stay."""
+    if mask is None:
+        return None
+    mask = mask[..., columns] if mask.shape[-1] > 1 else mask
+    return mask[..., rows, :] if mask.dim() > 1 and mask.shape[-2] > 1 else mask
+
+
 def blank_unseen(keys: Tensor, visible: Tensor | None) -> Tensor:
     """Zeros in place of keys (or values) that no query sees, whatever memory holds there.
 
@@ -108,5 +121,5 @@ def blank_unseen(keys: Tensor, visible: Tensor | None) -> Tensor:
     """
     if visible is None:
         return keys
-    seen = visible.view((1,) * (4 - visible.dim()) + visible.shape).any(dim=-2).any(dim=-2)
+    seen = four_axes(visible).any(dim=-2).any(dim=-2)
     return keys.masked_fill(~seen[:, :, None, None], 0.0)

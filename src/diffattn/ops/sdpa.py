@@ -7,7 +7,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from diffattn.ops.difference import subtract_outputs
-from diffattn.ops.masks import additive_and_visible, band, blank_unseen, both
+from diffattn.ops.masks import (
+    additive_and_visible,
+    band,
+    blank_unseen,
+    block_of,
+    both,
+    four_axes,
+)
 from diffattn.ops.scoring import Scoring
 
 # Rows of queries that share one explicit mask: small enough that a block of the mask
@@ -60,16 +67,16 @@ def sdpa_softmax_attention(
             columns = _reach(rows, keys, offset=keys - length, causal=causal, window=window)
         part = rows, columns
         visible = both(
-            _block(seen, *part),
+            block_of(seen, *part),
             band(*part, offset=keys - length, causal=causal, window=window, device=q.device),
         )
         # without a mask, `columns` has no other keys than those that are seen
         hides = visible if seen is not None or torch.compiler.is_exporting() else None
         block = q[:, rows], blank_unseen(k[:, columns], hides), blank_unseen(v[:, columns], hides)
         if sink is None:
-            blocks.append(_masked(kernel, *block, _block(bias, *part), visible))
+            blocks.append(_masked(kernel, *block, block_of(bias, *part), visible))
         else:
-            blocks.append(_with_sink(kernel, *block, _block(bias, *part), visible, sink))
+            blocks.append(_with_sink(kernel, *block, block_of(bias, *part), visible, sink))
         start += height
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
 
@@ -84,13 +91,6 @@ def _reach(rows: slice, keys: int, *, offset: int, causal: bool, window: int | N
     stop = max(stop, 1)
     start = 0 if window is None else max(0, rows.start + offset - window + 1)
     return slice(min(start, stop - 1), stop)
-
-
-def _block(mask: Tensor | None, rows: slice, columns: slice) -> Tensor | None:
-    if mask is None:
-        return None
-    mask = mask[..., columns] if mask.shape[-1] > 1 else mask
-    return mask[..., rows, :] if mask.dim() > 1 and mask.shape[-2] > 1 else mask
 
 
 def _masked(
@@ -111,7 +111,7 @@ def _masked(
     if bias is not None:
         attn_mask = _shifted(bias.masked_fill(~visible, float("-inf")), q.dtype)
     out = kernel(q, k, v, attn_mask)
-    return out.masked_fill(_four_axes(empty).transpose(1, 2), 0.0)
+    return out.masked_fill(four_axes(empty).transpose(1, 2), 0.0)
 
 
 def _with_sink(
@@ -126,9 +126,9 @@ def _with_sink(
     """The sink as one more key: zeros, so that its score is its bias, with a value of zeros."""
     shape = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
     work = torch.promote_types(sink.dtype, torch.promote_types(q.dtype, torch.float32))
-    scores = sink.new_zeros((), dtype=work) if bias is None else _four_axes(bias).to(work)
+    scores = sink.new_zeros((), dtype=work) if bias is None else four_axes(bias).to(work)
     if visible is not None:
-        scores = scores.masked_fill(~_four_axes(visible), float("-inf"))
+        scores = scores.masked_fill(~four_axes(visible), float("-inf"))
     column = sink.to(work)[None, :, None, None].expand(*shape[:3], 1)
     attn_mask = _shifted(torch.cat((scores.expand(shape), column), dim=-1), q.dtype)
     return kernel(q, F.pad(k, (0, 0, 0, 0, 0, 1)), F.pad(v, (0, 0, 0, 0, 0, 1)), attn_mask)
@@ -144,10 +144,6 @@ def _shifted(scores: Tensor, dtype: torch.dtype) -> Tensor:
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         scores = scores - scores.detach().amax(-1, keepdim=True)
     return scores.to(dtype)
-
-
-def _four_axes(mask: Tensor) -> Tensor:
-    return mask.view((1,) * (4 - mask.dim()) + mask.shape)
 
 
 class _Kernel(NamedTuple):
@@ -171,7 +167,7 @@ class _Kernel(NamedTuple):
         wide = [F.pad(t, (0, width - t.shape[-1])).transpose(1, 2) for t in (q, k, v)]
         out = F.scaled_dot_product_attention(
             *wide,
-            attn_mask=attn_mask if attn_mask is None else _four_axes(attn_mask),
+            attn_mask=attn_mask if attn_mask is None else four_axes(attn_mask),
             dropout_p=self.dropout,
             is_causal=causal,
             scale=self.scale,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from diffattn.errors import needs_extra
@@ -44,17 +42,6 @@ def render_page(package: str, template: str, context: dict[str, Any]) -> str:
         dark_theme=palette.dark_theme(),
         dark_figures=palette.dark_figures(),
     )
-
-
-def write_page(html: str, path: str | os.PathLike[str]) -> None:
-    """Writes a page to a file, whole or not at all; an existing file is replaced."""
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(html, encoding="utf-8", newline="\n")
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _read(package: str, name: str) -> str:

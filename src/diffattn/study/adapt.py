@@ -4,7 +4,6 @@ import functools
 import math
 import os
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,14 +16,15 @@ from diffattn.dex import DexCallback, DexConfig, HeadPlan, inject, save
 from diffattn.dex.base import load_base
 from diffattn.errors import UserError
 from diffattn.evaluation import item_losses, paired_interval
-from diffattn.json_file import write_json
+from diffattn.locks import held
 from diffattn.signals import stop_requests
 from diffattn.study.base import base_folder, check_positions, digests
-from diffattn.study.folder import begun, check_same, held, read_json
+from diffattn.study.folder import begun, check_same, read_json
 from diffattn.study.heads import chosen_plan
 from diffattn.study.text import Text, prepare_text
-from diffattn.training import TrainConfig, train
+from diffattn.study.training import train_adaptation
 from diffattn.training.adaptation import DexTrainer
+from diffattn.whole_file import write_json
 
 Say = Callable[[str], None]
 RESULT = "adapt.json"
@@ -130,7 +130,21 @@ def _adapt(
     before = _measured(folder / "base_losses.json", lambda: item_losses(model, heldout))
     ramp = settings.steps // 2 if settings.ramp_steps is None else settings.ramp_steps
     inject(model, DexConfig(heads=plan.heads, ramp_steps=ramp))
-    _train(model, stream, settings, folder / "run", say)
+    with stop_requests() as asked:
+        train_adaptation(
+            model,
+            stream,
+            folder / "run",
+            rows=settings.rows,
+            learning_rate=settings.learning_rate,
+            seed=settings.seed,
+            bf16=settings.bf16,
+            keep=True,
+            trainer=functools.partial(DexTrainer, lam_rate=settings.lam_rate),
+            callbacks=[DexCallback()],
+            say=say,
+            should_stop=asked,
+        )
     save(model, folder)
     after = item_losses(model, heldout)
     if not np.isfinite(after).all():
@@ -181,45 +195,9 @@ def _plan(model: Any, text: Text, settings: AdaptSettings, folder: Path, say: Sa
     return plan
 
 
-def _train(model: Any, stream: TextStream, settings: AdaptSettings, folder: Path, say: Say) -> None:
-    config = TrainConfig(
-        steps=settings.steps,
-        rows_per_step=settings.rows,
-        rows_per_device=1,
-        learning_rate=settings.learning_rate,
-        warmup_share=0.03,
-        final_lr_share=0.0,
-        weight_decay=0.0,
-        seed=settings.seed,
-        bf16=settings.bf16,
-        save_every=max(1, min(50, settings.steps // 4)),
-    )
-    shown = time.monotonic()
-
-    def on_progress(step: int, steps: int, seconds: float) -> None:
-        nonlocal shown
-        if step == steps or time.monotonic() - shown > 10:
-            shown = time.monotonic()
-            rate = step * settings.rows * settings.length / max(seconds, 1e-9)
-            left = (steps - step) * seconds / max(step, 1)
-            say(f"step {step} of {steps}, {rate:,.0f} tokens/s, {left / 60:.1f} min left")
-
-    with stop_requests() as asked:
-        train(
-            model,
-            stream,
-            config,
-            folder,
-            on_progress=on_progress,
-            should_stop=asked,
-            trainer_class=functools.partial(DexTrainer, lam_rate=settings.lam_rate),
-            callbacks=[DexCallback()],
-        )
-
-
 def _measured(path: Path, measure: Callable[[], np.ndarray]) -> np.ndarray:
     if path.exists():
-        return np.array(read_json(path))
+        return np.array(read_json(path, list))
     losses = measure()
     write_json(path, losses.tolist())
     return losses

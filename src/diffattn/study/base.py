@@ -28,20 +28,26 @@ def base_folder(model: str | os.PathLike[str]) -> Path:
 
 def digests(folder: Path) -> dict[str, str]:
     """SHA-256 of a model's weights ("model"), of its configuration and of its tokenizer."""
-    kinds = {
-        "model": ("*.safetensors",),
-        "configuration": ("config.json",),
-        "tokenizer": ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json"),
+    return {
+        "model": _digest(folder, "*.safetensors"),
+        "configuration": _digest(folder, "config.json"),
+        "tokenizer": tokenizer_digest(folder),
     }
-    found = {}
-    for name, patterns in kinds.items():
-        digest = hashlib.sha256()
-        for path in sorted({path for pattern in patterns for path in folder.glob(pattern)}):
-            if path.is_file():
-                with path.open("rb") as file:
-                    digest.update(hashlib.file_digest(file, "sha256").digest())
-        found[name] = digest.hexdigest()
-    return found
+
+
+def tokenizer_digest(folder: Path) -> str:
+    """SHA-256 of the tokenizer in a model's folder; the weights are not read."""
+    names = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json")
+    return _digest(folder, *names)
+
+
+def _digest(folder: Path, *patterns: str) -> str:
+    digest = hashlib.sha256()
+    for path in sorted({path for pattern in patterns for path in folder.glob(pattern)}):
+        if path.is_file():
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 def check_positions(model: Any, **lengths: int) -> None:

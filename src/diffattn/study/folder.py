@@ -1,6 +1,5 @@
 """Folders of long work: begun with settings, gone on with under the same ones."""
 
-import fcntl
 import json
 import shutil
 from collections.abc import Iterator, Mapping
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from diffattn.errors import UserError
-from diffattn.json_file import write_json
+from diffattn.whole_file import write_json
 
 SETTINGS = "settings.json"
 
@@ -87,16 +86,23 @@ def _grew(before: Any, now: Any) -> bool:
     return set(before) <= set(now) if isinstance(now, list) else before <= now
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, kind: type = dict) -> Any:
     """Read a file that this package wrote.
+
+    Args:
+        path: of the file.
+        kind: what it holds.
 
     Raises:
         UserError: it is damaged.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"out: {path} is damaged; delete it, and it is made again") from error
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        found = None
+    if not isinstance(found, kind):
+        raise UserError(f"out: {path} is damaged; delete it, and it is made again")
+    return found
 
 
 def check_same(path: Path, values: Mapping[str, Any], folder: Path) -> None:
@@ -113,30 +119,7 @@ def check_same(path: Path, values: Mapping[str, Any], folder: Path) -> None:
         UserError: something is no longer what it was.
     """
     known = read_json(path) if path.exists() else {}
-    if not isinstance(known, dict):
-        raise UserError(f"out: {path} is damaged; delete it, and it is made again")
     for name, value in values.items():
         if known.get(name, value) != value:
             raise UserError(f"{name}: it is no longer the one that {folder} was begun with")
     write_json(path, {**known, **values})
-
-
-@contextmanager
-def held(path: Path, *, wait: bool) -> Iterator[bool]:
-    """Hold a lock file inside the block; it is free again when its process ends, however it ends.
-
-    Args:
-        path: of the lock file.
-        wait: until another process gives it back.
-
-    Yields:
-        Whether the lock is held; always True with `wait`.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-            return
-        yield True

@@ -14,10 +14,10 @@ from diffattn.dex import DexCallback, DexConfig, HeadPlan, inject, unload
 from diffattn.dex.adapter import FROZEN_ENTRIES
 from diffattn.dex.base import load_base
 from diffattn.errors import UserError, needs_extra
+from diffattn.locks import held
 from diffattn.models.convert import start_from_softmax
 from diffattn.models.convert.softmax import shared_fields
 from diffattn.nn import DiffAttention
-from diffattn.study.folder import held
 from diffattn.study.trajectory import DexTrajectory, LamTrajectory, Trajectory
 from diffattn.training import DiffTrainer
 from diffattn.training.adaptation import DexTrainer
@@ -105,7 +105,7 @@ def make_ready(
 
     Raises:
         UserError: the model cannot have this arm.
-    """  # fmt: skip
+    """
     torch.manual_seed(seed)
     if name.startswith("retrofit"):
         return _retrofit(base, work, attention=name == "retrofit-attention")

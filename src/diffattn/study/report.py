@@ -2,10 +2,11 @@
 
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from diffattn.report.numbers import count_text, duration_text, plural, scale_of
-from diffattn.report.page import render_page, write_page
+from diffattn.report.page import render_page
 from diffattn.study import plots
 from diffattn.study.arms import arm_named
 from diffattn.study.claim import (
@@ -18,6 +19,7 @@ from diffattn.study.claim import (
     sentence,
 )
 from diffattn.study.probes import MEASURES
+from diffattn.whole_file import write_text
 
 Results = dict[str, Any]
 
@@ -98,7 +100,7 @@ def write_report(results: Results, path: str | os.PathLike[str]) -> None:
     Raises:
         MissingExtraError: Where matplotlib or Jinja2 is missing.
     """
-    write_page(render_report(results), path)
+    write_text(Path(path), render_report(results))
 
 
 def _arms(results: Results) -> list[dict[str, Any]]:

@@ -75,7 +75,6 @@ def collect(folder: Path) -> dict[str, Any]:
         "trials": [
             {"arm": t["arm"], "rate": t["rate"], "loss": t["loss"]}
             for t in sorted(trials, key=lambda t: (names.index(t["arm"]), t["rate"]))
-            if t["arm"] in names
         ],
         "trajectories": {
             name: found

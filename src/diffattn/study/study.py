@@ -11,15 +11,15 @@ from diffattn.data import Windows
 from diffattn.dex import HeadPlan
 from diffattn.dex.adapter import fingerprint
 from diffattn.dex.base import load_base
-from diffattn.errors import MissingExtraError, UserError
-from diffattn.json_file import DRAFT, write_json
+from diffattn.errors import MissingExtraError
+from diffattn.locks import held
 from diffattn.models.quiet import without_progress_bars
 from diffattn.report.numbers import duration_text
 from diffattn.signals import stop_requests
 from diffattn.study.arms import arm_named
 from diffattn.study.base import base_folder, check_positions, digests
 from diffattn.study.claim import claim_card
-from diffattn.study.folder import begun, check_same, held, read_json
+from diffattn.study.folder import begun, check_same, read_json
 from diffattn.study.heads import chosen_plan
 from diffattn.study.probes import make_probes
 from diffattn.study.ready import check_packages, why_not
@@ -29,6 +29,7 @@ from diffattn.study.settings import StudySettings
 from diffattn.study.tasks import Bench, Task, do, is_due, tasks_of
 from diffattn.study.text import prepare_text
 from diffattn.training import Interrupted
+from diffattn.whole_file import write_json, write_text
 
 Say = Callable[[str], None]
 _WAIT = 5.0
@@ -66,11 +67,10 @@ def study(
     model, folder = load_base(base), Path(out)
     check_positions(model, length=settings.length, context=settings.context)
     growing = ("arms", "seeds", "other_seeds")
-    with (
-        begun(folder, asdict(settings), resume=resume, what="study", may_grow=growing),
-        held(folder / "work" / "setup.lock", wait=True),
-    ):
-        bench, arms = _bench(settings, folder, base, model, say)
+    with begun(folder, asdict(settings), resume=resume, what="study", may_grow=growing):
+        (folder / "work").mkdir(exist_ok=True)
+        with held(folder / "work" / "setup.lock", wait=True):
+            bench, arms = _bench(settings, folder, base, model, say)
     del model
     tasks = tasks_of(settings, arms)
     try:
@@ -109,8 +109,6 @@ def _possible(settings: StudySettings, folder: Path, model: Any, say: Say) -> li
     """The arms that this model can have; the others are recorded with the reason."""
     path = folder / "left_out.json"
     known = read_json(path) if path.exists() else {}
-    if not isinstance(known, dict):
-        raise UserError(f"out: {path} is damaged; delete it, and it is made again")
     reasons = {n: known[n] if n in known else why_not(n, model) for n in settings.arms}
     write_json(path, reasons)
     for name, reason in reasons.items():
@@ -165,7 +163,5 @@ def conclude(folder: Path) -> dict[str, Any]:
     """Write results and claim card of what is done so far."""
     results = collect(folder)
     write_json(folder / "results.json", results)
-    draft = folder / f".claim.{os.getpid()}{DRAFT}"
-    draft.write_text(claim_card(results), encoding="utf-8")
-    os.replace(draft, folder / "claim.md")
+    write_text(folder / "claim.md", claim_card(results))
     return results

@@ -14,14 +14,15 @@ import torch
 from diffattn.data import TextStream, Windows
 from diffattn.dex import HeadPlan
 from diffattn.evaluation import item_losses
-from diffattn.json_file import write_json
 from diffattn.study.arms import CLAIM, arm_named
 from diffattn.study.machine import machine
 from diffattn.study.probes import Probes, measure, measure_heads
 from diffattn.study.ready import Ready, make_ready, trained_parameters
 from diffattn.study.settings import StudySettings
 from diffattn.study.text import Text
-from diffattn.training import DivergedError, TrainConfig, train
+from diffattn.study.training import train_adaptation
+from diffattn.training import DivergedError
+from diffattn.whole_file import write_json
 
 Say = Callable[[str], None]
 _TUNING_SEED = 1_000_000
@@ -64,13 +65,14 @@ class Task:
 
     def tokens(self, settings: StudySettings) -> int:
         """Tokens to train on and to measure, the latter at a third of the price."""
-        steps = settings.tuning_steps if self.seed is None else settings.steps
-        trained = 0 if self.arm == "base" else steps * settings.rows * settings.length
-        windows = settings.heldout_windows + settings.outside_windows
-        measured = windows * settings.length + 2 * settings.items * settings.context
         if self.seed is None:
-            measured = settings.tuning_windows * settings.length
-        return trained + measured // 3
+            steps, windows, lists = settings.tuning_steps, settings.tuning_windows, 0
+        else:
+            steps = 0 if arm_named(self.arm).rate is None else settings.steps
+            windows = settings.heldout_windows + settings.outside_windows
+            lists = 2 * settings.items
+        measured = windows * settings.length + lists * settings.context
+        return steps * settings.rows * settings.length + measured // 3
 
 
 @dataclass(frozen=True)
@@ -251,38 +253,17 @@ def _train(
         rows_per_step=settings.rows,
         steps=steps,
     )
-    config = TrainConfig(
-        steps=steps,
-        rows_per_step=settings.rows,
-        rows_per_device=1,
-        learning_rate=rate,
-        warmup_share=0.03,
-        final_lr_share=0.0,
-        weight_decay=0.0,
-        seed=seed,
-        bf16=settings.bf16,
-        save_every=None if task.seed is None else max(1, min(50, steps // 4)),
-    )
-    shown, spent = time.monotonic(), 0.0
-
-    def on_progress(step: int, steps: int, seconds: float) -> None:
-        nonlocal shown, spent
-        spent = seconds
-        if step == steps or time.monotonic() - shown > 30:
-            shown = time.monotonic()
-            left = (steps - step) * seconds / max(step, 1)
-            say(f"{task.name}: step {step} of {steps}, {left / 60:.1f} min left")
-
-    train(
+    return train_adaptation(
         ready.model,
         stream,
-        config,
         place / "train",
-        on_progress=on_progress,
+        rows=settings.rows,
+        learning_rate=rate,
+        seed=seed,
+        bf16=settings.bf16,
+        keep=task.seed is not None,
+        trainer=ready.trainer,
+        callbacks=[*ready.callbacks, *([ready.trajectory] if ready.trajectory else [])],
+        say=lambda line: say(f"{task.name}: {line}"),
         should_stop=should_stop,
-        trainer_class=ready.trainer,
-        callbacks=[
-            *ready.callbacks, *([] if ready.trajectory is None else [ready.trajectory])
-        ],
-    )  # fmt: skip
-    return spent
+    )

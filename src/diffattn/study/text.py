@@ -16,7 +16,7 @@ from diffattn.data import (
     write_tokens,
 )
 from diffattn.errors import UserError
-from diffattn.study.base import digests
+from diffattn.study.base import tokenizer_digest
 
 HELDOUT_SHARE = 0.1
 
@@ -55,27 +55,13 @@ def prepare_text(
         UserError: the text or the tokenizer cannot be read.
     """
     documents = load_documents(data)
-    digest, mark = corpus_digest(documents), digests(Path(model))["tokenizer"][:12]
-    paths = {n: folder / f"{n}-{digest[:12]}-{mark}.bin" for n in ("train", "heldout")}
-    try:
-        train, heldout = (_opened(path) for path in paths.values())
-        return Text(train, heldout, digest, documents)
-    except UserError:
-        pass  # not there yet, or damaged
-    tokenizer: Any = load_tokenizer(model)
-    train, heldout = (
-        _encoded(part, tokenizer, path)
-        for part, path in zip(
-            split_documents(documents, HELDOUT_SHARE), paths.values(), strict=True
-        )
+    train, heldout = split_documents(documents, HELDOUT_SHARE)
+    return Text(
+        encode_documents(train, Path(model), folder, "train"),
+        encode_documents(heldout, Path(model), folder, "heldout"),
+        corpus_digest(documents),
+        documents,
     )
-    return Text(train, heldout, digest, documents)
-
-
-def _opened(path: Path) -> TokenFile:
-    opened = TokenFile.open(path)
-    opened.verify()
-    return opened
 
 
 def encode_documents(documents: list[Document], model: Path, folder: Path, name: str) -> TokenFile:
@@ -87,14 +73,14 @@ def encode_documents(documents: list[Document], model: Path, folder: Path, name:
         folder: gets the token file.
         name: start of its name.
     """
-    mark = digests(model)["tokenizer"][:12]
+    mark = tokenizer_digest(model)[:12]
     path = folder / f"{name}-{corpus_digest(documents)[:12]}-{mark}.bin"
     try:
-        return _opened(path)
+        opened = TokenFile.open(path)
+        opened.verify()
+        return opened
     except UserError:
-        return _encoded(documents, load_tokenizer(model), path)
-
-
-def _encoded(documents: list[Document], tokenizer: Any, path: Path) -> TokenFile:
+        pass  # not there yet, or damaged
+    tokenizer: Any = load_tokenizer(model)
     eos = tokenizer.eos_token_id is not None
     return write_tokens(documents, tokenizer, path, bos=starts_with_bos(tokenizer), eos=eos)

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from diffattn.dex.adapter import adapter_of
-from diffattn.json_file import write_json
 from diffattn.nn import DiffAttention
+from diffattn.whole_file import write_json
 
 POINTS = 20
 
@@ -95,14 +95,9 @@ class DexTrajectory(Trajectory):
                 return
             size = (module.num_heads, module.value_dim)
             before = args[0].unflatten(-1, size)[..., module.index, :].float()
-            # what it computes from these heads: output - input would be lost in 16 bits
-            matrices = module.scaled_weight().float()
-            if len(matrices) == 1:
-                change = before @ matrices[0]
-            else:
-                change = (before.unsqueeze(-2) @ matrices).squeeze(-2)
+            # computed once more: output - input would be lost in 16 bits
             self.keep("lam", layer, module.lam().mean())
-            self.keep("ratio", layer, change.norm() / before.norm())
+            self.keep("ratio", layer, module.change(before).norm() / before.norm())
 
         return hook
 

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from diffattn.ops.fused.operators import fused_forward
-from diffattn.ops.masks import additive_and_visible, band, blank_unseen, both
+from diffattn.ops.masks import additive_and_visible, band, blank_unseen, block_of, both, four_axes
 from diffattn.ops.scoring import Scoring
 
 _WIDTH = 16  # widths are filled up to multiples of it
@@ -52,10 +52,9 @@ def _attend(
         raise NotImplementedError("impl='fused' has no gradient of a mask: ask for impl='sdpa'")
     work = torch.promote_types(q.dtype, torch.float32)
     dtype, width, value_width = q.dtype, q.shape[-1], v.shape[-1]
-    mask, unseen = _mask(scoring, q, k, work)
-    if unseen is not None:
-        k, v = blank_unseen(k, unseen), blank_unseen(v, unseen)
-        k_noise = None if k_noise is None else blank_unseen(k_noise, unseen)
+    mask, seen = _mask(scoring, q, k, work)
+    k, v = blank_unseen(k, seen), blank_unseen(v, seen)
+    k_noise = None if k_noise is None else blank_unseen(k_noise, seen)
     out, _, _ = fused_forward(
         *(_wide(tensor, work) for tensor in (q, k, v)),
         None if q_noise is None else _wide(q_noise, work),
@@ -91,13 +90,12 @@ def _mask(
 
 def _any_row(seen: Tensor, scoring: Scoring, length: int, keys: int) -> Tensor:
     """Keys that some query sees by mask and by position, [B or 1, H or 1, 1, S]."""
-    seen = seen.view((1,) * (4 - seen.dim()) + seen.shape)
+    seen = four_axes(seen)
     if not scoring.causal and scoring.window is None:
         return seen.any(dim=-2, keepdim=True)
     found = None
     for start in range(0, length, _ROWS):
         rows = slice(start, min(start + _ROWS, length))
-        part = seen if seen.shape[-2] == 1 else seen[..., rows, :]
         near = band(
             rows,
             slice(0, keys),
@@ -106,7 +104,7 @@ def _any_row(seen: Tensor, scoring: Scoring, length: int, keys: int) -> Tensor:
             window=scoring.window,
             device=seen.device,
         )
-        both_ways = both(part, near)
+        both_ways = both(block_of(seen, rows, slice(0, keys)), near)
         assert both_ways is not None
         now = both_ways.any(dim=-2, keepdim=True)
         found = now if found is None else found | now
