@@ -1,15 +1,14 @@
 """Attention by the compiled kernel: arguments are brought into the form it takes."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from diffattn.ops.fused.operators import fused_forward
 from diffattn.ops.masks import additive_and_visible, band, blank_unseen, block_of, both, four_axes
 from diffattn.ops.scoring import Scoring
 
-_WIDTH = 16  # widths are filled up to multiples of it
 _ROWS = 256
+_FEW_QUERIES = 4  # the kernel then reads keys and values where they lie, and none that is hidden
 
 
 def fused_diff_attention(
@@ -51,27 +50,27 @@ def _attend(
     if scoring.mask is not None and scoring.mask.requires_grad:
         raise NotImplementedError("impl='fused' has no gradient of a mask: ask for impl='sdpa'")
     work = torch.promote_types(q.dtype, torch.float32)
-    dtype, width, value_width = q.dtype, q.shape[-1], v.shape[-1]
     mask, seen = _mask(scoring, q, k, work)
-    k, v = blank_unseen(k, seen), blank_unseen(v, seen)
-    k_noise = None if k_noise is None else blank_unseen(k_noise, seen)
+    rows = [q, k, v, q_noise, k_noise]
+    learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in rows)
+    if seen is not None and (learns or q.shape[1] > _FEW_QUERIES):
+        rows[1:3] = [blank_unseen(tensor, seen) for tensor in (k, v)]
+        rows[4] = None if k_noise is None else blank_unseen(k_noise, seen)
     out, _, _ = fused_forward(
-        *(_wide(tensor, work) for tensor in (q, k, v)),
-        None if q_noise is None else _wide(q_noise, work),
-        None if k_noise is None else _wide(k_noise, work),
+        *(None if tensor is None else _dense(tensor, work) for tensor in rows),
         lam,
         mask,
         *(None if sink is None else sink.to(work).contiguous() for sink in sinks),
         scoring.causal,
         scoring.window or 0,
-        scoring.factor(width),
+        scoring.factor(q.shape[-1]),
     )
-    return out[..., :value_width].to(dtype)
+    return out.to(q.dtype)
 
 
-def _wide(tensor: Tensor, work: torch.dtype) -> Tensor:
-    """In the dtype of the kernel, the width contiguous and a multiple of what it takes."""
-    tensor = F.pad(tensor.to(work), (0, -tensor.shape[-1] % _WIDTH))
+def _dense(tensor: Tensor, work: torch.dtype) -> Tensor:
+    """In a dtype of the kernel, the width contiguous."""
+    tensor = tensor if tensor.dtype == torch.bfloat16 else tensor.to(work)
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 

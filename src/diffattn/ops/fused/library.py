@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-SOURCE = Path(__file__).with_name("kernel.cpp")
+SOURCE = Path(__file__).with_name("kernel") / "attention.cpp"
 _FLAGS = (
     *("-std=c++20", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math"),
     *("-ffp-contract=fast", "-fopenmp", "-fPIC", "-shared"),
@@ -59,7 +59,8 @@ def _path() -> Path:
             "or choose another implementation"
         )
     version = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
-    key = "\n".join((SOURCE.read_text(), *_FLAGS, version.stdout, _processor(), torch.__version__))
+    texts = [path.read_text() for path in sorted(SOURCE.parent.iterdir())]
+    key = "\n".join((*texts, *_FLAGS, version.stdout, _processor(), torch.__version__))
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
     return Path(cache) / "diffattn" / "kernels" / f"attention-{digest}.so"

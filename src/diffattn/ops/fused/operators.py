@@ -11,6 +11,8 @@ from diffattn.ops.fused.library import library
 # of the buffers of scores of one thread: few enough to stay in the second or third cache
 _FORWARD_BYTES, _BACKWARD_BYTES = 2 << 20, 2 << 20
 
+_KINDS = (torch.float32, torch.float64, torch.bfloat16)
+
 _Listed = list[tuple[int, Tensor | None]]
 """strides that the kernel wants of a tensor, and the tensor"""
 
@@ -26,8 +28,7 @@ def _inputs(
     sink: Tensor | None,
     sink_noise: Tensor | None,
 ) -> _Listed:
-    noise_keys = k if k_noise is None and q_noise is not None else k_noise
-    rows = [(3, tensor) for tensor in (q, k, v, q_noise, noise_keys)]
+    rows = [(3, tensor) for tensor in (q, k, v, q_noise, k_noise)]
     return [*rows, (4, mask), (0, lam), (0, sink), (0, sink_noise)]
 
 
@@ -39,7 +40,7 @@ def _run(name: str, listed: _Listed, sizes: list[int], scale: float, budget: int
     first = listed[0][1]
     assert first is not None
     getattr(library(), name)(
-        first.dtype == torch.float64,
+        _KINDS.index(first.dtype),
         (ctypes.c_int64 * len(sizes))(*sizes),
         (ctypes.c_void_p * len(pointers))(*pointers),
         (ctypes.c_int64 * len(strides))(*strides),
@@ -83,10 +84,11 @@ def fused_forward(
 def _forward_shapes(q: Tensor, v: Tensor, q_noise: Tensor | None) -> tuple[Tensor, ...]:
     batch, length, heads = q.shape[:3]
     noise_heads = 0 if q_noise is None else q_noise.shape[2]
+    work = torch.promote_types(q.dtype, torch.float32)
     return (
         q.new_empty(batch, length, heads, v.shape[3]),
-        q.new_empty(batch, heads, length),
-        q.new_empty(batch, noise_heads, length),
+        q.new_empty(batch, heads, length, dtype=work),
+        q.new_empty(batch, noise_heads, length, dtype=work),
     )
 
 
@@ -115,8 +117,6 @@ def fused_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, q_noise, k_noise, and sum_j P dP of both maps, [B, H, T]."""
     found = _backward_shapes(q, k, v, q_noise, k_noise)
-    for tensor in found:
-        tensor.zero_()
     *rows, delta, delta_noise = found
     listed = _inputs(q, k, v, q_noise, k_noise, lam, mask, sink, sink_noise)
     listed += [(3, d_out), (0, lse), (0, lse_noise)]
@@ -130,13 +130,13 @@ def _backward_shapes(
     q: Tensor, k: Tensor, v: Tensor, q_noise: Tensor | None, k_noise: Tensor | None
 ) -> Any:
     batch, length, heads = q.shape[:3]
-    nothing = (batch, 0, 1, q.shape[3])
+    work, nothing = torch.promote_types(q.dtype, torch.float32), (batch, 0, 1, q.shape[3])
     return (
         *(tensor.new_empty(tensor.shape) for tensor in (q, k, v)),
         q.new_empty(nothing if q_noise is None else q_noise.shape),
         q.new_empty(nothing if k_noise is None else k_noise.shape),
-        q.new_empty(batch, heads, length),
-        q.new_empty(batch, 0 if q_noise is None else heads, length),
+        q.new_empty(batch, heads, length, dtype=work),
+        q.new_empty(batch, 0 if q_noise is None else heads, length, dtype=work),
     )
 
 
