@@ -40,7 +40,7 @@ def library() -> ctypes.CDLL:
         function.restype = None
         function.argtypes = [
             *(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p),
-            *(ctypes.c_double, ctypes.c_int64),
+            ctypes.c_double,
         ]
     return loaded
 

@@ -8,9 +8,6 @@ from torch import Tensor
 
 from diffattn.ops.fused.library import library
 
-# of the buffers of scores of one thread: few enough to stay in the second or third cache
-_FORWARD_BYTES, _BACKWARD_BYTES = 2 << 20, 2 << 20
-
 _KINDS = (torch.float32, torch.float64, torch.bfloat16)
 
 _Listed = list[tuple[int, Tensor | None]]
@@ -32,7 +29,7 @@ def _inputs(
     return [*rows, (4, mask), (0, lam), (0, sink), (0, sink_noise)]
 
 
-def _run(name: str, listed: _Listed, sizes: list[int], scale: float, budget: int) -> None:
+def _run(name: str, listed: _Listed, sizes: list[int], scale: float) -> None:
     strides: list[int] = []
     for count, tensor in listed:
         strides += [0] * count if tensor is None else tensor.stride()[:count]
@@ -45,7 +42,6 @@ def _run(name: str, listed: _Listed, sizes: list[int], scale: float, budget: int
         (ctypes.c_void_p * len(pointers))(*pointers),
         (ctypes.c_int64 * len(strides))(*strides),
         scale,
-        budget,
     )
 
 
@@ -77,7 +73,7 @@ def fused_forward(
     listed = _inputs(q, k, v, q_noise, k_noise, lam, mask, sink, sink_noise)
     listed += [(3, out), (0, lse), (0, lse_noise)]
     sizes = _sizes(q, k, v, q_noise, causal, window)
-    _run("diff_attention_forward", listed, sizes, scale, _FORWARD_BYTES)
+    _run("diff_attention_forward", listed, sizes, scale)
     return out, lse, lse_noise
 
 
@@ -122,7 +118,7 @@ def fused_backward(
     listed += [(3, d_out), (0, lse), (0, lse_noise)]
     listed += [*((3, row) for row in rows), (0, delta), (0, delta_noise)]
     sizes = _sizes(q, k, v, q_noise, causal, window)
-    _run("diff_attention_backward", listed, sizes, scale, _BACKWARD_BYTES)
+    _run("diff_attention_backward", listed, sizes, scale)
     return found
 
 

@@ -46,7 +46,7 @@ Inputs<S, R> inputs(Listed& l, double scale) {
 }
 
 template <typename S, typename R>
-void run_forward(const Sizes& z, Listed l, double scale, int64_t budget) {
+void run_forward(const Sizes& z, Listed l, double scale) {
   const Inputs<S, R> in = inputs<S, R>(l, scale);
   const Rows<S> out = l.rows<S>();
   R* lse = l.pointer<R>();
@@ -54,36 +54,36 @@ void run_forward(const Sizes& z, Listed l, double scale, int64_t budget) {
   if (z.queries <= kFewQueries)
     decode(z, in, out, lse, lse_noise);
   else
-    forward(z, in, out, lse, lse_noise, budget);
+    forward(z, in, out, lse, lse_noise);
 }
 
 template <typename S, typename R>
-void run_backward(const Sizes& z, Listed l, double scale, int64_t budget) {
+void run_backward(const Sizes& z, Listed l, double scale) {
   const Inputs<S, R> in = inputs<S, R>(l, scale);
   const Rows<const S> d_out = l.rows<const S>();
   const R* lse = l.pointer<const R>();
   const R* lse_noise = l.pointer<const R>();
   const Gradients<S, R> g{l.rows<S>(), l.rows<S>(), l.rows<S>(), l.rows<S>(), l.rows<S>(),
                           l.pointer<R>(), l.pointer<R>()};
-  backward(z, in, d_out, lse, lse_noise, g, budget);
+  backward(z, in, d_out, lse, lse_noise, g);
 }
 
-using Run = void(const Sizes&, Listed, double, int64_t);
+using Run = void(const Sizes&, Listed, double);
 
 }  // namespace
 
 // Tensors in the order of `Inputs`, then out, lse, lse_noise; or d_out, lse, lse_noise and
 // `Gradients`. kind: 0 fp32, 1 fp64, 2 bf16 computed in fp32.
 extern "C" void diff_attention_forward(int kind, const Sizes* sizes, void* const* pointers,
-                                       const int64_t* strides, double scale, int64_t budget) {
+                                       const int64_t* strides, double scale) {
   constexpr Run* runs[] = {run_forward<float, float>, run_forward<double, double>,
                            run_forward<BFloat16, float>};
-  runs[kind](*sizes, {pointers, strides}, scale, budget);
+  runs[kind](*sizes, {pointers, strides}, scale);
 }
 
 extern "C" void diff_attention_backward(int kind, const Sizes* sizes, void* const* pointers,
-                                        const int64_t* strides, double scale, int64_t budget) {
+                                        const int64_t* strides, double scale) {
   constexpr Run* runs[] = {run_backward<float, float>, run_backward<double, double>,
                            run_backward<BFloat16, float>};
-  runs[kind](*sizes, {pointers, strides}, scale, budget);
+  runs[kind](*sizes, {pointers, strides}, scale);
 }

@@ -50,12 +50,12 @@ inline void score_gradients(R* x, const R* seen, int64_t columns, R delta) {
 
 template <typename S, typename R>
 void backward(const Sizes& z, const Inputs<S, R>& in, Rows<const S> d_out, const R* lse,
-              const R* lse_noise, const Gradients<S, R>& g, int64_t budget) {
+              const R* lse_noise, const Gradients<S, R>& g) {
   const bool noise = z.noise_heads > 0, own_keys = in.k_noise.data;
   const int64_t units = z.units(), ratio = z.ratio(), per_group = units / z.groups;
   const bool several = noise && ratio > 1;  // signal heads of a noise head
   const int64_t wide = padded_width(z.width), value_wide = padded_width(z.value_width);
-  const int64_t height = block_height(z.keys, (noise ? 3 : 2) * sizeof(R), budget);
+  const int64_t height = block_height(z.keys, (noise ? 3 : 2) * sizeof(R));
   const int64_t tiles = (z.keys + kPanel + kTile - 1) / kTile, size = tiles * height * kStride;
 #pragma omp parallel
   {

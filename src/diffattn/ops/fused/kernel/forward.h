@@ -91,22 +91,24 @@ inline void scaled(R* row, int64_t columns, R a) {
   for (int64_t j = 0; j < columns; j += Vector<R>::lanes) store(row + j, load(row + j) * a);
 }
 
-inline int64_t block_height(int64_t keys, int64_t bytes_per_key, int64_t budget) {
-  int64_t rows = 96;
-  while (rows > 24 && rows * keys * bytes_per_key > budget) rows -= 24;
-  return rows;
+// Rows of a block: few enough for the second cache, or, where that leaves too few for the keys that
+// each block reads, for the third.
+inline int64_t block_height(int64_t keys, int64_t bytes_per_key) {
+  constexpr int64_t step = 24, most = 96, second = 2 << 20, third = 12 << 20;
+  const int64_t fit = second / (keys * bytes_per_key) / step * step;
+  if (fit >= 2 * step) return std::min(fit, most);
+  return std::clamp(third / (keys * bytes_per_key) / step * step, step, most);
 }
 
 template <typename S, typename R>
-void forward(const Sizes& z, const Inputs<S, R>& in, Rows<S> out, R* lse, R* lse_noise,
-             int64_t budget) {
+void forward(const Sizes& z, const Inputs<S, R>& in, Rows<S> out, R* lse, R* lse_noise) {
   const bool noise = z.noise_heads > 0, own_keys = in.k_noise.data;
   const int64_t units = z.units(), ratio = z.ratio();
   const int64_t wide = padded_width(z.width), value_wide = padded_width(z.value_width);
   const Shared<R> keys(z, in.k, z.width, true), values(z, in.v, z.value_width, false);
   const Shared<R> own(own_keys ? z : Sizes{}, in.k_noise, z.width, true);
   const Shared<R>& keys_noise = own_keys ? own : keys;
-  const int64_t height = block_height(z.keys, (1 + noise) * sizeof(R), budget);
+  const int64_t height = block_height(z.keys, (1 + noise) * sizeof(R));
   const int64_t blocks = (z.queries + height - 1) / height;
   const int64_t tiles = (z.keys + kPanel + kTile - 1) / kTile;
 #pragma omp parallel
