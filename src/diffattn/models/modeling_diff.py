@@ -19,6 +19,8 @@ from transformers.utils.output_capturing import capture_outputs
 from diffattn.models.configuration_diff import PRESETS, DiffTransformerConfig
 from diffattn.models.eager import eager_attention
 from diffattn.models.engines import check_engine, check_one_geometry
+from diffattn.models.fused import NAME as FUSED
+from diffattn.models.fused import seen_in_order
 from diffattn.models.inputs import check_beside, check_rows
 from diffattn.models.masks import layer_masks
 from diffattn.models.plans import check_tensor_parallel
@@ -59,17 +61,20 @@ class _ModelAttention(AttentionLayer):
     ) -> tuple[Tensor, Tensor | None]:
         """Output [B, T, hidden_size] and, where the kernel returns maps, [B, H, T, S]."""
         self._check_kernel(cache, bool(kwargs.get("output_attentions")))
-        query = self.kernel_queries(self.queries(hidden_states, position_embeddings))
+        name = (self.config._attn_implementation or "eager").removeprefix("paged|")
+        query = self.queries(hidden_states, position_embeddings)
+        query = query if name == FUSED else self.kernel_queries(query)
         key = self.kernel_keys(self.keys(hidden_states, position_embeddings))
         value = self.kernel_values(self.values(hidden_states))
         query, key, value = (t.transpose(1, 2) for t in (query, key, value))
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx, kwargs=kwargs)
+        if name == FUSED:
+            heads = self._fused(hidden_states, query, key, value, attention_mask)
+            return self.output(hidden_states, heads).to(hidden_states.dtype), None
+        if cache is not None:
             key, value = without_unused_slots(cache, attention_mask, key, value)
-        name = self.config._attn_implementation or "eager"
-        attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
-            name.removeprefix("paged|"), eager_attention
-        )
+        attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention)
         heads, maps = attention_interface(
             self,
             query,
@@ -88,6 +93,12 @@ class _ModelAttention(AttentionLayer):
         output = self.output(hidden_states, heads).to(hidden_states.dtype)
         return output, None if maps is None else self.combine_maps(hidden_states, maps)
 
+    def _fused(self, x: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
+        """Heads [B, T, H, E] by one call of the compiled kernel, subtraction included."""
+        causal, key, value = seen_in_order(mask, query.shape[2], key, value, causal=True)
+        query, key, value = (t.transpose(1, 2) for t in (query, key, value))
+        return self.attend_stacked(x, query, key, value, mask, causal=causal, impl="fused")
+
     def _check_kernel(self, cache: Cache | None, wants_maps: bool) -> None:
         """Refuse kernels that would leave out what was asked for without a word."""
         name = (self.config._attn_implementation or "eager").removeprefix("paged|")
@@ -101,7 +112,7 @@ class _ModelAttention(AttentionLayer):
                 "attn_implementation='flex_attention' would let queries see later keys in a "
                 "static cache: ask for 'sdpa', or a cache that grows"
             )
-        if name.startswith(("eager", "flex_attention", "flash_attention")):
+        if name.startswith(("eager", "flex_attention", "flash_attention")) or name == FUSED:
             return
         for option, value in (("attention_softcap", self.softcap), ("attention_sink", self.sinks)):
             if value is not None:

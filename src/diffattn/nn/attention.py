@@ -19,12 +19,11 @@ from diffattn.ops import (
     lambda_init,
     softmax_attention,
     split_stripes,
-    stack_keys,
     stack_queries,
     subtract_maps,
     subtract_outputs,
 )
-from diffattn.ops.attention import choose_implementation
+from diffattn.ops.attention import Implementation, choose_implementation
 
 
 class SoftmaxAttention(AttentionLayer):
@@ -80,18 +79,43 @@ class SoftmaxAttention(AttentionLayer):
         choose_implementation(self.impl, self.softcap, self.dropout, "independent")
 
     def _attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        return self._softmax(q, k, v, mask, self.causal, self.window, self.impl)
+
+    def attend_stacked(
+        self,
+        x: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        *,
+        causal: bool,
+        impl: Implementation,
+    ) -> Tensor:
+        return self._softmax(q, k, v, mask, causal, None, impl)
+
+    def _softmax(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        causal: bool,
+        window: int | None,
+        impl: Any,
+    ) -> Tensor:
         return softmax_attention(
             q,
             k,
             v,
-            causal=self.causal,
-            window=self.window,
+            causal=causal,
+            window=window,
             mask=mask,
             scale=self.scaling,
             softcap=self.softcap,
             sink=self.sinks,
             dropout=self.dropout if self.training else 0.0,
-            impl=self.impl,  # pyright: ignore[reportArgumentType] checked by the operator
+            impl=impl,
         )
 
     def kernel_queries(self, q: Tensor) -> Tensor:
@@ -422,9 +446,38 @@ class DiffAttention(AttentionLayer):
         )
 
     def _attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        keys = self._split_keys(k)
+        return self._differential(x, q, keys, v, mask, self.causal, self.window, self.impl)
+
+    def attend_stacked(
+        self,
+        x: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        *,
+        causal: bool,
+        impl: Implementation,
+    ) -> Tensor:
+        stacked = k.split(self.head_dim, dim=-1) if self.own_noise_key else (k, None)
+        v = v[..., : self.value_dim]
+        return self._differential(x, q, stacked, v, mask, causal, None, impl)
+
+    def _differential(
+        self,
+        x: Tensor,
+        q: Tensor,
+        keys: tuple[Tensor, Tensor | None],
+        v: Tensor,
+        mask: Tensor | None,
+        causal: bool,
+        window: int | None,
+        impl: Any,
+    ) -> Tensor:
         ratio = self.sizes.ratio
         q, q_noise = split_stripes(q, ratio)
-        k, k_noise = self._split_keys(k)
+        k, k_noise = keys
         sink = sink_noise = None
         if self.sinks is not None:
             stripes = self.sinks.unflatten(0, (-1, ratio + 1))
@@ -436,8 +489,8 @@ class DiffAttention(AttentionLayer):
             q_noise,
             k_noise,
             lam=self.lam(x),
-            causal=self.causal,
-            window=self.window,
+            causal=causal,
+            window=window,
             mask=mask,
             scale=self.scaling,
             softcap=self.softcap,
@@ -445,7 +498,7 @@ class DiffAttention(AttentionLayer):
             sink_noise=sink_noise,
             dropout=self.dropout if self.training else 0.0,
             dropout_masks=self.dropout_masks,  # pyright: ignore[reportArgumentType]
-            impl=self.impl,  # pyright: ignore[reportArgumentType] checked by the operator
+            impl=impl,
         )
         return heads if self.subln is None else self.subln(heads)
 
@@ -456,7 +509,7 @@ class DiffAttention(AttentionLayer):
 
     def kernel_keys(self, k: Tensor) -> Tensor:
         """Keys as one stock attention kernel takes them, [B, S, G, W], W = 2 D for [k | k']."""
-        return stack_keys(*self._split_keys(k))
+        return k.unflatten(2, (-1, 2)).flatten(3) if self.own_noise_key else k
 
     def kernel_values(self, v: Tensor) -> Tensor:
         """Values as one stock attention kernel takes them: narrower ones filled up to W."""

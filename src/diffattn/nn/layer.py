@@ -11,6 +11,7 @@ from diffattn.nn.checks import check_number, check_sequence
 from diffattn.nn.norm import RMSNorm
 from diffattn.ops import apply_rotary, rotary_angles
 from diffattn.ops.arguments import check_numbers
+from diffattn.ops.attention import Implementation
 
 Rotation = tuple[Tensor, Tensor]
 
@@ -258,6 +259,33 @@ class AttentionLayer(nn.Module):
     @abstractmethod
     def _attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Head outputs [B, T, H, E] by an operator of `diffattn.ops`."""
+
+    @abstractmethod
+    def attend_stacked(
+        self,
+        x: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        *,
+        causal: bool,
+        impl: Implementation,
+    ) -> Tensor:
+        """Head outputs by an operator of `diffattn.ops`, from keys and values such as caches hold.
+
+        Args:
+            x: [B, T, hidden_size] input, which lam may depend on.
+            q: [B, T, query heads, D] from `queries`.
+            k: [B, S, G, W] as `kernel_keys` gives them; they are read where they lie.
+            v: [B, S, G, E or W] as `kernel_values` gives them.
+            mask: bool or additive, broadcastable to [B, H, T, S]; the layer's window is in it.
+            causal: as in `diffattn.ops.diff_attention`.
+            impl: as there.
+
+        Returns:
+            [B, T, H, E] in the dtype of `q`.
+        """
 
     @abstractmethod
     def kernel_queries(self, q: Tensor) -> Tensor:

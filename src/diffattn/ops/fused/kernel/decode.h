@@ -11,16 +11,22 @@ constexpr int64_t kFewQueries = 4;
 template <typename R>
 void dots(int64_t rows, int64_t keys, int64_t width, const R* a, int64_t wide, const R* b,
           int64_t ldb, R* c, int64_t ldc) {
-  constexpr int64_t lanes = Vector<R>::lanes;
-  for (int64_t j = 0; j < keys; ++j) {
+  constexpr int lanes = Vector<R>::lanes;
+  for (int64_t j = 0; j < keys; j += lanes) {
     for (int64_t i = 0; i < rows; ++i) {
-      V<R> sums = {};
-      for (int64_t d = 0; d < width; d += lanes) sums += load(a + i * wide + d) * load(b + j * ldb + d);
-      R parts[lanes];
-      store(parts, sums);
-      for (int64_t size = lanes / 2; size; size /= 2)
-        for (int64_t l = 0; l < size; ++l) parts[l] += parts[l + size];
-      c[i * ldc + j] = parts[0];
+      V<R> sums[lanes];
+      for (int n = 0; n < lanes; ++n) {
+        // beyond the last key, the last once more
+        const R* key = b + std::min(j + reversed<R>(n), keys - 1) * ldb;
+        V<R> sum = {};
+        for (int64_t d = 0; d < width; d += lanes) sum += load(a + i * wide + d) * load(key + d);
+        sums[n] = sum;
+      }
+      const V<R> found = lane_sums<R>(sums);
+      if (j + lanes <= keys)
+        store(c + i * ldc + j, found);
+      else
+        std::memcpy(c + i * ldc + j, &found, (keys - j) * sizeof(R));
     }
   }
 }

@@ -87,6 +87,8 @@ void product(int64_t rows, int64_t width, int64_t inner, const R* a, int64_t lda
     int64_t n = 0;
     for (; n + kWide * lanes <= width; n += kWide * lanes)
       product_columns<R, kWide>(rows, size, a + j, lda, b + j * ldb + n, ldb, c + n, ldc, more);
+    for (; n + 2 * lanes <= width; n += 2 * lanes)
+      product_columns<R, 2>(rows, size, a + j, lda, b + j * ldb + n, ldb, c + n, ldc, more);
     for (; n + lanes <= width; n += lanes)
       product_columns<R, 1>(rows, size, a + j, lda, b + j * ldb + n, ldb, c + n, ldc, more);
   }
