@@ -11,7 +11,7 @@ from diffattn.models.eager import eager_attention
 from diffattn.models.engines import ENGINES
 
 CLOSE = {"rtol": 0, "atol": 1e-5}
-HERE = ["eager", "sdpa"]
+HERE = ["eager", "sdpa", tiny.FUSED]
 NAMES = sorted({"eager", *ALL_ATTENTION_FUNCTIONS})
 FLASH = [name for name in NAMES if name.startswith("flash_attention")]
 # of continuous batching alone: test_decoding.py

@@ -1,9 +1,11 @@
 """Models small enough for every test, with weights large enough to tell right from wrong."""
 
+import pytest
 import torch
 
 from diffattn.models import DiffTransformerConfig, DiffTransformerForCausalLM
 from diffattn.models.modeling_diff import _CACHE_FIELD
+from diffattn.ops.fused import library
 
 KINDS = {
     "softmax": {"attention": "softmax"},
@@ -42,7 +44,16 @@ EAGER_KINDS = {
 }
 # every kind under every attention name that serves it
 EAGER_CASES = [(kind, "eager") for kind in EAGER_KINDS]
-CASES = [*((kind, attn) for kind in KINDS for attn in ("eager", "sdpa")), *EAGER_CASES]
+FUSED = "diffattn_fused"
+NEEDS_COMPILER = pytest.mark.skipif(
+    library.compiler() is None, reason="'diffattn_fused' needs a C++ compiler: g++, or CXX"
+)
+FUSED_CASES = [pytest.param(kind, FUSED, marks=NEEDS_COMPILER) for kind in (*KINDS, "sinks")]
+CASES = [
+    *((kind, attn) for kind in KINDS for attn in ("eager", "sdpa")),
+    *EAGER_CASES,
+    *FUSED_CASES,
+]
 DIFFERENTIAL = ["v1", "v1-gqa", "v2", "v2-gqa", "grouped", "grouped-gqa", "mixed"]
 ONE_OF_EACH = ["softmax", "v1", "v2", "grouped", "mixed"]
 VOCABULARY = 61
