@@ -78,10 +78,10 @@ def measured(
     for done, name in enumerate(todo):
         if done:
             left = (time.monotonic() - started) / done * (len(todo) - done)
-            about = f", about {duration_text(left)} left"
+            about = f"about {duration_text(left)} left"
         else:
-            about = ""
-        say(f"[{len(tasks) - len(todo) + done + 1}/{len(tasks)}] {name}{about}")
+            about = f"at least {duration_text(values['seconds'] * len(todo))} to go"
+        say(f"[{len(tasks) - len(todo) + done + 1}/{len(tasks)}] {name}; {about}")
         record = measure(settings, tasks[name])
         for side, reason in record.get("left_out", {}).items():
             say(f"  {side} left out: {reason}")
