@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -29,7 +30,7 @@ def ranges(name: str, title: str, panels: Mapping[str, Mapping[str, Spread]], la
     lines = math.ceil(len(panels) / columns)
     most = max(map(len, panels.values()))
     with style():
-        fig = figure(WIDTH, lines * (1.0 + 0.22 * most))
+        fig = figure(WIDTH, lines * (1.2 + 0.22 * most))
         axes = fig.subplots(lines, columns, squeeze=False).flatten()
         for ax in axes[len(panels) :]:
             ax.set_axis_off()
@@ -40,7 +41,7 @@ def ranges(name: str, title: str, panels: Mapping[str, Mapping[str, Spread]], la
                 ax.plot([found.low, found.high], [place, place], "-", color=color, linewidth=1.6)
                 ax.plot([found.middle], [place], "o", color=color, markersize=4)
             ax.axvline(1, color=INK, linewidth=0.8)
-            ax.set_title(panel)
+            ax.set_title(textwrap.fill(panel, 48))
             ax.set_xlabel(label)
             ax.set_yticks(range(len(rows)), list(rows))
             ax.tick_params(axis="y", labelcolor=INK)
@@ -64,6 +65,8 @@ def over_length(
     if not labels:
         return words(name, title, "Nothing was measured.")
     with style():
+        from matplotlib.ticker import LogLocator
+
         fig = figure(WIDTH, 3.8)
         axes = fig.subplots(1, len(panels), squeeze=False).flatten()
         for ax, (quantity, lines) in zip(axes, panels.items(), strict=True):
@@ -77,6 +80,8 @@ def over_length(
             ticks = sorted({tokens for points in lines.values() for tokens, _ in points})
             ax.set_xticks(ticks, [f"{tick:,}" for tick in ticks], rotation=45)
             ax.minorticks_off()
+            ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            ax.yaxis.set_major_formatter("{x:,.6g}")
             ax.set_title(quantity)
             ax.set_xlabel("tokens")
         handles = [
