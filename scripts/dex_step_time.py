@@ -7,13 +7,13 @@ Merged inference is timed against the base in the same way.
 """
 
 import argparse
-import statistics
-import time
 
+import numpy as np
 import torch
 
 from diffattn.dex import DexConfig, inject, merge, set_step
 from diffattn.dex.base import load_base
+from diffattn.evaluation import take_turns
 
 
 def main():
@@ -38,11 +38,9 @@ def main():
     }
 
     def step(name):
-        started = time.perf_counter()
         models[name](input_ids=ids, labels=ids, use_cache=False).loss.backward()
         optimizers[name].step()
         optimizers[name].zero_grad()
-        return time.perf_counter() - started
 
     show(
         "training step, DEX / attention-only",
@@ -53,10 +51,8 @@ def main():
     merged, base = merge(models.pop("all")).eval(), load_base(options.model)
 
     def forward(model):
-        started = time.perf_counter()
         with torch.no_grad():
             model(input_ids=ids, use_cache=False)
-        return time.perf_counter() - started
 
     show(
         "forward pass, merged / base", options.pairs, lambda: forward(merged), lambda: forward(base)
@@ -64,18 +60,10 @@ def main():
 
 
 def show(what, pairs, first, second):
-    """Time both in turns, the order changing from pair to pair."""
-    first(), second()
-    ratios, seconds = [], []
-    for pair in range(pairs):
-        if pair % 2:
-            b, a = second(), first()
-        else:
-            a, b = first(), second()
-        ratios.append(a / b)
-        seconds.append(b)
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    print(f"{what}: {middle:.3f} [{low:.3f}, {high:.3f}], {statistics.median(seconds):.2f} s each")
+    """Time both in turns and print the ratio."""
+    a, b = take_turns([first, second], rounds=pairs)
+    low, middle, high = np.quantile(a / b, [0.25, 0.5, 0.75])
+    print(f"{what}: {middle:.3f} [{low:.3f}, {high:.3f}], {np.median(b):.2f} s each")
 
 
 if __name__ == "__main__":

@@ -12,14 +12,14 @@ SOURCE = Path(__file__).parent.parent / "src" / "diffattn"
 
 # from the bottom up; siblings in one tuple do not import one another
 LAYERS = (
-    ("errors", "locks", "signals", "whole_file"),
-    ("data", "report"),
+    ("errors", "locks", "machine", "signals", "whole_file"),
+    ("data", "folder", "report"),
     ("ops",),
     ("nn",),
     ("models",),
     ("dex",),
     ("training", "evaluation", "analysis"),
-    ("compare", "study"),
+    ("bench", "compare", "study"),
     ("cli",),
     ("__main__",),
 )

@@ -20,6 +20,7 @@ from diffattn.evaluation import (
     attention_shares,
     lam_by_layer,
     recall_outcomes,
+    take_turns,
     training_rates,
     window_losses,
 )
@@ -175,3 +176,16 @@ def test_rates_are_measured_in_turn():
     rates = training_rates(models, torch.randint(0, 400, (2, 16)), rounds=3)
     assert rates.shape == (2, 3)
     assert (rates > 0).all()
+
+
+def test_turns_start_with_another_side_each_and_short_ones_are_repeated():
+    order = []
+    sides = [lambda name=name: order.append(name) for name in "abc"]
+    seconds = take_turns(sides, rounds=2)
+    assert seconds.shape == (3, 2)
+    assert "".join(order) == "cab" + "abc" + "bca"
+    order.clear()
+    seconds = take_turns(sides[:1], rounds=1, shortest=0.01)
+    assert len(order) > 2
+    assert (seconds < 0.01).all()
+    assert take_turns(sides, rounds=1, seconds=0.02).shape[1] > 1

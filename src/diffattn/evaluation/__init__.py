@@ -6,7 +6,7 @@ from diffattn.evaluation.intervals import Comparison, compare_to_first, paired_i
 from diffattn.evaluation.lam import lam_by_layer
 from diffattn.evaluation.loss import item_losses, window_losses
 from diffattn.evaluation.recall import RecallOutcome, recall_outcomes
-from diffattn.evaluation.speed import training_rates
+from diffattn.evaluation.speed import take_turns, training_rates
 
 __all__ = [
     "AnswerOutcome",
@@ -20,6 +20,7 @@ __all__ = [
     "lam_by_layer",
     "paired_interval",
     "recall_outcomes",
+    "take_turns",
     "training_rates",
     "window_losses",
 ]

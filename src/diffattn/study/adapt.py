@@ -16,10 +16,10 @@ from diffattn.dex import DexCallback, DexConfig, HeadPlan, inject, save
 from diffattn.dex.base import load_base
 from diffattn.errors import UserError
 from diffattn.evaluation import item_losses, paired_interval
+from diffattn.folder import begun, check_same, read_json
 from diffattn.locks import held
 from diffattn.signals import stop_requests
 from diffattn.study.base import base_folder, check_positions, digests
-from diffattn.study.folder import begun, check_same, read_json
 from diffattn.study.heads import chosen_plan
 from diffattn.study.text import Text, prepare_text
 from diffattn.study.training import train_adaptation

@@ -10,8 +10,8 @@ import numpy as np
 
 from diffattn import __version__
 from diffattn.evaluation import compare_to_first, paired_interval
+from diffattn.folder import SETTINGS, read_json
 from diffattn.study.arms import CLAIM, arm_named
-from diffattn.study.folder import SETTINGS, read_json
 from diffattn.study.probes import MEASURES, Measure
 from diffattn.study.settings import StudySettings
 from diffattn.study.tasks import tasks_of

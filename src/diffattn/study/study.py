@@ -12,6 +12,7 @@ from diffattn.dex import HeadPlan
 from diffattn.dex.adapter import fingerprint
 from diffattn.dex.base import load_base
 from diffattn.errors import MissingExtraError
+from diffattn.folder import begun, check_same, read_json
 from diffattn.locks import held
 from diffattn.models.quiet import without_progress_bars
 from diffattn.report.numbers import duration_text
@@ -19,7 +20,6 @@ from diffattn.signals import stop_requests
 from diffattn.study.arms import arm_named
 from diffattn.study.base import base_folder, check_positions, digests
 from diffattn.study.claim import claim_card
-from diffattn.study.folder import begun, check_same, read_json
 from diffattn.study.heads import chosen_plan
 from diffattn.study.probes import make_probes
 from diffattn.study.ready import check_packages, why_not

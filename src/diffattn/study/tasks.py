@@ -14,8 +14,8 @@ import torch
 from diffattn.data import TextStream, Windows
 from diffattn.dex import HeadPlan
 from diffattn.evaluation import item_losses
+from diffattn.machine import machine
 from diffattn.study.arms import CLAIM, arm_named
-from diffattn.study.machine import machine
 from diffattn.study.probes import Probes, measure, measure_heads
 from diffattn.study.ready import Ready, make_ready, trained_parameters
 from diffattn.study.settings import StudySettings
