@@ -9,6 +9,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from diffattn.bench import model
 from diffattn.cli import main
+from diffattn.models.fused import NAME as FUSED
 
 TINY = ("--width", "32", "--layers", "1", "--heads", "4", "--vocabulary", "50", "--seconds", "0.01")
 TASKS = ("--training", "2x16", "--decoding", "24")
@@ -19,7 +20,7 @@ def command(out, *more):
 
 
 def test_both_tasks_of_all_models(tmp_path, capsys):
-    assert main(command(tmp_path / "out")) == 0
+    assert main(command(tmp_path / "out", "--impl", "sdpa")) == 0
     records = json.loads((tmp_path / "out" / "results.json").read_text())["records"]
     assert list(records) == ["training 2x16", "decoding behind 24"]
     for record in records.values():
@@ -61,7 +62,7 @@ def test_a_wrong_attention_is_refused_and_all_means_what_the_package_adds(
     registered, tmp_path, capsys
 ):
     registered("planted", lambda heads: 1.02 * heads)
-    assert model.implementations(("all",)) == ("sdpa", "planted")
+    assert model.implementations(("all",)) == ("sdpa", FUSED, "planted")
     assert main(command(tmp_path / "out")) == 1
     records = json.loads((tmp_path / "out" / "results.json").read_text())["records"]
     for record in records.values():

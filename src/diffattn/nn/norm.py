@@ -35,12 +35,12 @@ class RMSNorm(Fp32Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise `x` [..., width]."""
-        return self.scaled(x).to(x.dtype)
+        return self._scaled(x, self.weight)
 
-    def scaled(self, x: Tensor) -> Tensor:
-        """The normalised `x` before it is cast back."""
+    def _scaled(self, x: Tensor, gain: Tensor) -> Tensor:
         work = x.to(torch.promote_types(x.dtype, torch.float32))
-        return work * torch.rsqrt(work.square().mean(-1, keepdim=True) + self.eps) * self.weight
+        scaled = work * torch.rsqrt(work.square().mean(-1, keepdim=True) + self.eps) * gain
+        return scaled.to(x.dtype)
 
     def extra_repr(self) -> str:
         """Width and epsilon."""
@@ -68,4 +68,4 @@ class HeadNorm(RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise heads [..., E]."""
-        return (self.scaled(x) * self.factor).to(x.dtype)
+        return self._scaled(x, self.weight * self.factor)

@@ -34,8 +34,9 @@ def split_stripes(heads: Tensor, ratio: int) -> tuple[Tensor, Tensor]:
     Returns:
         Signal [B, T, H, W] and noise [B, T, N, W].
     """
-    stripes = heads.unflatten(2, (-1, ratio + 1))
-    return stripes[:, :, :, :ratio].flatten(2, 3), stripes[:, :, :, ratio]
+    # one split, whose gradient is one concatenation
+    signal, noise = heads.unflatten(2, (-1, ratio + 1)).split((ratio, 1), dim=3)
+    return signal.flatten(2, 3), noise.flatten(2, 3)
 
 
 def half_split_to_adjacent(rows: Tensor, head_dim: int) -> Tensor:
