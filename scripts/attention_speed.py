@@ -37,13 +37,18 @@ def sides(batch, pairs, tokens, width):
             signal, key, value, noise, noise_key, lam=lam, causal=True, impl=impl
         )
 
+    def softmax(impl):
+        return lambda: softmax_attention(*plain, causal=True, impl=impl)
+
     return {
         "softmax, torch": (
             lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True),
             [q, k, v],
         ),
-        "softmax, fused": (lambda: softmax_attention(*plain, causal=True, impl="fused"), plain),
+        "softmax, fused": (softmax("fused"), plain),
+        "softmax, blocked": (softmax("blocked"), plain),
         "V1, fused": (differential("fused"), [*four, value, lam]),
+        "V1, blocked": (differential("blocked"), [*four, value, lam]),
         "V1, sdpa": (differential("sdpa"), [*four, value, lam]),
     }
 

@@ -20,6 +20,7 @@ from diffattn.ops.arguments import (
     check_sinks,
     check_values,
 )
+from diffattn.ops.blocked import blocked_diff_attention, blocked_softmax_attention
 from diffattn.ops.fused import fused_diff_attention, fused_softmax_attention
 from diffattn.ops.one_call import one_call_diff_attention
 from diffattn.ops.precision import own_precision
@@ -27,17 +28,19 @@ from diffattn.ops.reference import reference_diff_attention, reference_softmax_a
 from diffattn.ops.scoring import Scoring
 from diffattn.ops.sdpa import sdpa_diff_attention, sdpa_softmax_attention
 
-Implementation = Literal["auto", "reference", "sdpa", "one_call", "fused"]
-IMPLEMENTATIONS: tuple[str, ...] = ("reference", "sdpa", "one_call", "fused")
+Implementation = Literal["auto", "reference", "sdpa", "one_call", "blocked", "fused"]
+IMPLEMENTATIONS: tuple[str, ...] = ("reference", "sdpa", "one_call", "blocked", "fused")
 
 _DIFF = {
     "sdpa": sdpa_diff_attention,
     "one_call": one_call_diff_attention,
+    "blocked": blocked_diff_attention,
     "fused": fused_diff_attention,
 }
 _SOFTMAX = {
     "reference": reference_softmax_attention,
     "sdpa": sdpa_softmax_attention,
+    "blocked": blocked_softmax_attention,
     "fused": fused_softmax_attention,
 }
 
@@ -162,7 +165,7 @@ def softmax_attention(
     softcap: float | None = None,
     sink: Tensor | None = None,
     dropout: float = 0.0,
-    impl: Literal["auto", "reference", "sdpa", "fused"] = "auto",
+    impl: Literal["auto", "reference", "sdpa", "blocked", "fused"] = "auto",
 ) -> Tensor:
     """Softmax attention, the baseline, under the same conventions.
 
