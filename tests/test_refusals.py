@@ -37,9 +37,23 @@ LAYERS = {
         lambda: v1(softcap=5.0, impl="one_call"),
         "impl='one_call' runs torch's kernel, which takes no softcap",
     ),
+    "soft cap in blocks": (
+        lambda: diff_attention(*operands(), lam=0.2, softcap=5.0, impl="blocked"),
+        "impl='blocked' has no softcap",
+    ),
+    "dropout in blocks": (
+        lambda: v1(dropout=0.1, impl="blocked"),
+        "impl='blocked' has no dropout",
+    ),
+    "a learned bias in blocks": (
+        lambda: diff_attention(
+            *operands(), lam=0.2, mask=torch.zeros(6, 6, requires_grad=True), impl="blocked"
+        ),
+        "impl='blocked' has no gradient of a mask",
+    ),
     "softmax attention by one call for two maps": (
         lambda: softmax_attention(*operands()[:3], impl="one_call"),
-        "impl: expected 'auto', 'reference', 'sdpa' or 'fused', got 'one_call'",
+        "impl: expected 'auto', 'reference', 'sdpa', 'blocked' or 'fused', got 'one_call'",
     ),
     "an implementation that does not exist": (
         lambda: diff_attention(*operands(), lam=0.2, impl="flash"),

@@ -22,7 +22,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("impl", ["reference", "sdpa", "one_call"])
+@pytest.mark.parametrize("impl", ["reference", "sdpa", "one_call", "blocked"])
 @pytest.mark.parametrize("options", list(OPTIONS))
 @pytest.mark.parametrize("steps", list(STEPS))
 @pytest.mark.parametrize("name", list(BUILDERS))

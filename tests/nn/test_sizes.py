@@ -127,7 +127,7 @@ def test_awkward_counts_of_key_heads_give_one_result(heads, groups):
     )
     assert layer.sizes == sizes(heads, heads, groups, 8, 16)
     x, outputs = torch.randn(2, 5, heads * 16), []
-    for layer.impl in ("reference", "sdpa", "one_call", "auto"):
+    for layer.impl in ("reference", "sdpa", "one_call", "blocked", "auto"):
         outputs.append(layer(x))
     for output in outputs[1:]:
         torch.testing.assert_close(output, outputs[0], rtol=0, atol=1e-6)

@@ -6,7 +6,7 @@ from operands import Geometry
 
 from diffattn.ops import IMPLEMENTATIONS, diff_attention, softmax_attention
 
-DROPPING = [name for name in IMPLEMENTATIONS if name != "fused"]
+DROPPING = [name for name in IMPLEMENTATIONS if name not in ("blocked", "fused")]
 FAST = [name for name in DROPPING if name != "reference"]
 
 
@@ -109,7 +109,8 @@ def test_gradients_pass_through_dropout(impl):
     assert all(t.grad.isfinite().all() and t.grad.any() for t in tensors)
 
 
-def test_the_fused_kernel_refuses_dropout():
+@pytest.mark.parametrize("impl", ["blocked", "fused"])
+def test_one_product_for_both_maps_refuses_dropout(impl):
     tensors = Geometry(T=3, S=3).draw()
-    with pytest.raises(NotImplementedError, match="impl='fused' has no dropout"):
-        diff_attention(*tensors, lam=0.4, dropout=0.1, dropout_masks="independent", impl="fused")
+    with pytest.raises(NotImplementedError, match=f"impl='{impl}' has no dropout"):
+        diff_attention(*tensors, lam=0.4, dropout=0.1, dropout_masks="independent", impl=impl)

@@ -13,7 +13,7 @@ def operands(length=6, keys=6, dtype=torch.float32):
     return q, k, torch.randn(1, keys, 2, 8).to(dtype), q_noise, k_noise
 
 
-@pytest.mark.parametrize("impl", ["sdpa", "one_call"])
+@pytest.mark.parametrize("impl", ["sdpa", "one_call", "blocked"])
 @pytest.mark.parametrize("scale", [0.0, -0.7])
 def test_a_scale_that_is_not_positive(impl, scale):
     options = {"lam": 0.3, "causal": True, "scale": scale}
@@ -21,7 +21,7 @@ def test_a_scale_that_is_not_positive(impl, scale):
     torch.testing.assert_close(diff_attention(*operands(), impl=impl, **options), expected)
 
 
-@pytest.mark.parametrize("impl", ["sdpa", "one_call"])
+@pytest.mark.parametrize("impl", ["sdpa", "one_call", "blocked"])
 def test_a_large_bias_keeps_its_differences_in_bf16(impl):
     bias = -200.3 + 0.3 * torch.arange(64.0)[None]
     tensors = operands(64, 64, torch.bfloat16)
@@ -30,7 +30,7 @@ def test_a_large_bias_keeps_its_differences_in_bf16(impl):
     torch.testing.assert_close(found, expected, rtol=0, atol=0.06)
 
 
-@pytest.mark.parametrize("impl", ["reference", "sdpa", "one_call"])
+@pytest.mark.parametrize("impl", ["reference", "sdpa", "one_call", "blocked"])
 def test_nan_in_a_mask_is_not_hidden(impl):
     mask = torch.zeros(64, 64)
     mask[2, 3] = float("nan")

@@ -67,7 +67,7 @@ def test_reference_has_second_derivatives():
     )
 
 
-@pytest.mark.parametrize("impl", ["reference", "sdpa"])
+@pytest.mark.parametrize("impl", ["reference", "sdpa", "blocked"])
 @pytest.mark.parametrize(("geometry", "options"), CASES[:3], ids=CASE_IDS[:3])
 def test_softmax_attention(impl, geometry, options):
     tensors = geometry.draw(requires_grad=True)[:3]

@@ -7,6 +7,7 @@ from operands import Geometry
 from diffattn.ops import IMPLEMENTATIONS, diff_attention, softmax_attention
 
 FAST = [name for name in IMPLEMENTATIONS if name != "reference"]
+ONE_PRODUCT = ("blocked", "fused")
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-11}
 INPUTS = ("q", "k", "v", "q_noise", "k_noise")
 
@@ -172,7 +173,7 @@ def test_bool_and_float_masks_of_the_same_meaning_agree(impl):
     torch.testing.assert_close(results[0], results[2], rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("impl", [name for name in IMPLEMENTATIONS if name != "fused"])
+@pytest.mark.parametrize("impl", [name for name in IMPLEMENTATIONS if name not in ONE_PRODUCT])
 def test_a_learned_bias_gets_its_gradient(impl):
     tensors = MASKED.draw()
     bias = torch.randn(1, 1, 5, 8, dtype=torch.float64)
@@ -183,10 +184,11 @@ def test_a_learned_bias_gets_its_gradient(impl):
     assert torch.autograd.gradcheck(run, bias.requires_grad_())
 
 
-def test_the_fused_kernel_refuses_a_learned_bias():
+@pytest.mark.parametrize("impl", ONE_PRODUCT)
+def test_one_product_for_both_maps_refuses_a_learned_bias(impl):
     bias = torch.zeros(1, 1, 5, 8, dtype=torch.float64, requires_grad=True)
-    with pytest.raises(NotImplementedError, match="impl='fused' has no gradient of a mask"):
-        diff_attention(*MASKED.draw(), lam=0.4, mask=bias, impl="fused")
+    with pytest.raises(NotImplementedError, match=f"impl='{impl}' has no gradient of a mask"):
+        diff_attention(*MASKED.draw(), lam=0.4, mask=bias, impl=impl)
 
 
 def empty_row_masks():

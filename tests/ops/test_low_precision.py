@@ -88,7 +88,7 @@ SHIFTS = {"bias": 20.0, "high": 200.0, "low": -200.0, "far": 3000.0}
 @pytest.mark.parametrize("shift", list(SHIFTS))
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("impl", ["sdpa", "one_call"])
+@pytest.mark.parametrize("impl", ["sdpa", "one_call", "blocked"])
 def test_a_shift_of_bias_and_sinks_costs_no_precision(impl, dtype, causal, shift):
     """Softmax ignores it, so low precision may not lose what stands behind it."""
     geometry = Geometry(B=1, T=64, S=64, H=2, N=2, G=2, D=8, E=8)

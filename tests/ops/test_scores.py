@@ -99,7 +99,7 @@ def test_gradients_with_sinks_and_a_bias_equal_the_references(impl, own_key):
         assert want.abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("impl", ["reference", "sdpa"])
+@pytest.mark.parametrize("impl", ["reference", "sdpa", "blocked"])
 def test_softmax_attention_with_a_sink_is_attention_over_one_more_key_without_a_value(impl):
     q, k, v = torch.randn(3, 2, 6, 2, 4, dtype=torch.float64).unbind(0)
     sink = torch.tensor([0.3, -1.2], dtype=torch.float64)

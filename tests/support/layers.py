@@ -13,7 +13,7 @@ from diffattn.nn import DiffAttention, KeyValueCache, SoftmaxAttention
 from diffattn.ops import alibi_bias, document_mask, documents_of_lengths, padding_mask, prefix_mask
 
 WIDTH, LENGTH = 32, 6
-IMPLEMENTATIONS = ("reference", "sdpa", "one_call", "fused", "auto")
+IMPLEMENTATIONS = ("reference", "sdpa", "one_call", "blocked", "fused", "auto")
 
 VARIANTS = {
     "softmax": lambda **o: SoftmaxAttention(WIDTH, num_heads=4, num_key_value_heads=2, **o),

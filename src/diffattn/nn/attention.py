@@ -74,7 +74,7 @@ class SoftmaxAttention(AttentionLayer):
         self.num_key_value_groups = num_heads // groups
         if self.impl == "one_call":
             raise ValueError(
-                "impl: expected 'auto', 'reference', 'sdpa' or 'fused', got 'one_call'"
+                "impl: expected 'auto', 'reference', 'sdpa', 'blocked' or 'fused', got 'one_call'"
             )
         choose_implementation(self.impl, self.softcap, self.dropout, "independent")
 

@@ -20,6 +20,7 @@ from diffattn.ops.arguments import (
     check_sinks,
     check_values,
 )
+from diffattn.ops.blocked import blocked_diff_attention, blocked_softmax_attention
 from diffattn.ops.fused import fused_diff_attention, fused_softmax_attention
 from diffattn.ops.one_call import one_call_diff_attention
 from diffattn.ops.precision import own_precision
@@ -27,17 +28,19 @@ from diffattn.ops.reference import reference_diff_attention, reference_softmax_a
 from diffattn.ops.scoring import Scoring
 from diffattn.ops.sdpa import sdpa_diff_attention, sdpa_softmax_attention
 
-Implementation = Literal["auto", "reference", "sdpa", "one_call", "fused"]
-IMPLEMENTATIONS: tuple[str, ...] = ("reference", "sdpa", "one_call", "fused")
+Implementation = Literal["auto", "reference", "sdpa", "one_call", "blocked", "fused"]
+IMPLEMENTATIONS: tuple[str, ...] = ("reference", "sdpa", "one_call", "blocked", "fused")
 
 _DIFF = {
     "sdpa": sdpa_diff_attention,
     "one_call": one_call_diff_attention,
+    "blocked": blocked_diff_attention,
     "fused": fused_diff_attention,
 }
 _SOFTMAX = {
     "reference": reference_softmax_attention,
     "sdpa": sdpa_softmax_attention,
+    "blocked": blocked_softmax_attention,
     "fused": fused_softmax_attention,
 }
 
@@ -92,9 +95,10 @@ def diff_attention(
         dropout_masks: "shared" drops the same entries of both maps, "independent" draws a mask
             for each map.
         impl: "reference" (eager definition, memory T x S), "sdpa" (torch's kernel, one call for
-            each map, memory linear in length), "one_call" (one stock attention call), "fused" (on
-            CPUs: maps subtracted before the product with v, memory linear in length; compiled
-            once by the machine's g++; no dropout, no soft cap, no gradient of a mask) or "auto":
+            each map, memory linear in length), "one_call" (one stock attention call), "blocked"
+            (maps subtracted before the product with v, memory linear in length; plain operations
+            on blocks of rows; no dropout, no soft cap, no gradient of a mask), "fused" (the same
+            on CPUs, compiled once by the machine's g++) or "auto":
             "reference" where dropout needs a shared mask or scores are capped, else "sdpa".
             Torch itself drops entries on a CPU only by building the whole map.
 
@@ -162,7 +166,7 @@ def softmax_attention(
     softcap: float | None = None,
     sink: Tensor | None = None,
     dropout: float = 0.0,
-    impl: Literal["auto", "reference", "sdpa", "fused"] = "auto",
+    impl: Literal["auto", "reference", "sdpa", "blocked", "fused"] = "auto",
 ) -> Tensor:
     """Softmax attention, the baseline, under the same conventions.
 
@@ -179,8 +183,8 @@ def softmax_attention(
         softcap: as in `diff_attention`.
         sink: [H], as in `diff_attention`.
         dropout: probability of dropping an entry of the map; pass 0 in evaluation.
-        impl: "reference", "sdpa", "fused" or "auto": "reference" where scores are capped, else
-            "sdpa".
+        impl: "reference", "sdpa", "blocked", "fused" or "auto": "reference" where scores are
+            capped, else "sdpa".
 
     Returns:
         [B, T, H, E] in the dtype of `q`.
@@ -197,7 +201,9 @@ def softmax_attention(
     check_scoring(scoring, q, k)
     check_sink("sink", sink, q.shape[2])
     if impl == "one_call":
-        raise ValueError("impl: expected 'auto', 'reference', 'sdpa' or 'fused', got 'one_call'")
+        raise ValueError(
+            "impl: expected 'auto', 'reference', 'sdpa', 'blocked' or 'fused', got 'one_call'"
+        )
     chosen = choose_implementation(impl, softcap, dropout, "independent")
     run = _SOFTMAX[chosen]
     with own_precision(q):
@@ -231,10 +237,12 @@ def choose_implementation(
     shared_dropout = dropout > 0 and dropout_masks == "shared"
     if impl == "auto":
         return "reference" if shared_dropout or softcap is not None else "sdpa"
-    if impl == "fused" and softcap is not None:
-        raise NotImplementedError("impl='fused' has no softcap: ask for impl='reference'")
-    if impl == "fused" and dropout > 0:
-        raise NotImplementedError("impl='fused' has no dropout: ask for impl='sdpa' or 'reference'")
+    if impl in ("blocked", "fused") and softcap is not None:
+        raise NotImplementedError(f"impl={impl!r} has no softcap: ask for impl='reference'")
+    if impl in ("blocked", "fused") and dropout > 0:
+        raise NotImplementedError(
+            f"impl={impl!r} has no dropout: ask for impl='sdpa' or 'reference'"
+        )
     if impl != "reference" and shared_dropout:
         raise NotImplementedError(
             f"impl={impl!r} draws a dropout mask for each map: ask for "

@@ -3,6 +3,9 @@
 import torch
 from torch import Tensor
 
+# of the blocks in which a mask is looked at: far below the mask itself
+_ROWS = 256
+
 # what libraries write in a float mask for "hidden", cast to another dtype or not
 LOWEST = tuple(
     torch.finfo(dtype).min
@@ -87,6 +90,18 @@ def band(
     return distance.abs() < window
 
 
+def reach(rows: slice, keys: int, *, offset: int, causal: bool, window: int | None) -> slice:
+    """The keys that any of these rows can see; at least one, so that no kernel meets a void."""
+    stop = keys
+    if causal:
+        stop = min(keys, rows.stop + offset)
+    elif window is not None:
+        stop = min(keys, rows.stop + offset + window - 1)
+    stop = max(stop, 1)
+    start = 0 if window is None else max(0, rows.start + offset - window + 1)
+    return slice(min(start, stop - 1), stop)
+
+
 def both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     """Visible in `a` and in `b`, where None sees everything."""
     if a is None:
@@ -123,3 +138,41 @@ def blank_unseen(keys: Tensor, visible: Tensor | None) -> Tensor:
         return keys
     seen = four_axes(visible).any(dim=-2).any(dim=-2)
     return keys.masked_fill(~seen[:, :, None, None], 0.0)
+
+
+def added_and_used(
+    mask: Tensor | None, length: int, keys: int, *, causal: bool, window: int | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """A user's mask as numbers to add, and the keys that count at all.
+
+    Args:
+        mask: bool or float, as in `additive_and_visible`.
+        length: T.
+        keys: S.
+        causal: see `band`.
+        window: see `band`.
+
+    Returns:
+        (added, used): what is added to the scores, -inf where the mask hides, [B, H, T, S] with
+        axes of size 1 where nothing differs; and the keys that some query sees by mask and by
+        position, bool [B or 1, H or 1, 1, S or 1]. Both None without a mask.
+    """
+    bias, seen = additive_and_visible(mask)
+    if seen is None:
+        return None, None
+    seen = four_axes(seen)
+    added = seen.new_zeros((), dtype=torch.float32) if bias is None else four_axes(bias)
+    added = added.masked_fill(~seen, float("-inf"))
+    if not causal and window is None:
+        return added, seen.any(dim=-2, keepdim=True)
+    used = seen.new_zeros(*seen.shape[:2], 1, keys)
+    columns = slice(0, keys)
+    for start in range(0, length, _ROWS):
+        rows = slice(start, min(start + _ROWS, length))
+        near = band(
+            rows, columns, offset=keys - length, causal=causal, window=window, device=seen.device
+        )
+        now = both(block_of(seen, rows, columns), near)
+        assert now is not None
+        used |= now.any(dim=-2, keepdim=True)
+    return added, used

@@ -14,6 +14,7 @@ from diffattn.ops.masks import (
     block_of,
     both,
     four_axes,
+    reach,
 )
 from diffattn.ops.scoring import Scoring
 
@@ -64,7 +65,7 @@ def sdpa_softmax_attention(
         rows = slice(start, min(start + height, length))
         columns = slice(0, keys)
         if not torch.compiler.is_exporting():
-            columns = _reach(rows, keys, offset=keys - length, causal=causal, window=window)
+            columns = reach(rows, keys, offset=keys - length, causal=causal, window=window)
         part = rows, columns
         visible = both(
             block_of(seen, *part),
@@ -79,18 +80,6 @@ def sdpa_softmax_attention(
             blocks.append(_with_sink(kernel, *block, block_of(bias, *part), visible, sink))
         start += height
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
-
-
-def _reach(rows: slice, keys: int, *, offset: int, causal: bool, window: int | None) -> slice:
-    """The keys that any of these rows can see; at least one, so that no kernel meets a void."""
-    stop = keys
-    if causal:
-        stop = min(keys, rows.stop + offset)
-    elif window is not None:
-        stop = min(keys, rows.stop + offset + window - 1)
-    stop = max(stop, 1)
-    start = 0 if window is None else max(0, rows.start + offset - window + 1)
-    return slice(min(start, stop - 1), stop)
 
 
 def _masked(

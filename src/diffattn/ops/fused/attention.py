@@ -4,10 +4,9 @@ import torch
 from torch import Tensor
 
 from diffattn.ops.fused.operators import fused_forward
-from diffattn.ops.masks import additive_and_visible, band, blank_unseen, block_of, both, four_axes
+from diffattn.ops.masks import added_and_used, blank_unseen
 from diffattn.ops.scoring import Scoring
 
-_ROWS = 256
 _FEW_QUERIES = 4  # the kernel then reads keys and values where they lie, and none that is hidden
 
 
@@ -50,12 +49,16 @@ def _attend(
     if scoring.mask is not None and scoring.mask.requires_grad:
         raise NotImplementedError("impl='fused' has no gradient of a mask: ask for impl='sdpa'")
     work = torch.promote_types(q.dtype, torch.float32)
-    mask, seen = _mask(scoring, q, k, work)
+    mask, used = added_and_used(
+        scoring.mask, q.shape[1], k.shape[1], causal=scoring.causal, window=scoring.window
+    )
+    if mask is not None:
+        mask = mask.to(work).expand(q.shape[0], q.shape[2], q.shape[1], k.shape[1])
     rows = [q, k, v, q_noise, k_noise]
     learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in rows)
-    if seen is not None and (learns or q.shape[1] > _FEW_QUERIES):
-        rows[1:3] = [blank_unseen(tensor, seen) for tensor in (k, v)]
-        rows[4] = None if k_noise is None else blank_unseen(k_noise, seen)
+    if learns or q.shape[1] > _FEW_QUERIES:
+        rows[1:3] = [blank_unseen(tensor, used) for tensor in (k, v)]
+        rows[4] = None if k_noise is None else blank_unseen(k_noise, used)
     out, _, _ = fused_forward(
         *(None if tensor is None else _dense(tensor, work) for tensor in rows),
         lam,
@@ -72,40 +75,3 @@ def _dense(tensor: Tensor, work: torch.dtype) -> Tensor:
     """In a dtype of the kernel, the width contiguous."""
     tensor = tensor if tensor.dtype == torch.bfloat16 else tensor.to(work)
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
-
-
-def _mask(
-    scoring: Scoring, q: Tensor, k: Tensor, work: torch.dtype
-) -> tuple[Tensor | None, Tensor | None]:
-    """The mask as numbers to add, [B, H, T, S] by strides, and which keys any query sees."""
-    bias, seen = additive_and_visible(scoring.mask)
-    if seen is None:
-        return None, None
-    added = seen.new_zeros((), dtype=work) if bias is None else bias.to(work)
-    added = added.masked_fill(~seen, float("-inf"))
-    shape = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
-    return added.expand(shape), _any_row(seen, scoring, q.shape[1], k.shape[1])
-
-
-def _any_row(seen: Tensor, scoring: Scoring, length: int, keys: int) -> Tensor:
-    """Keys that some query sees by mask and by position, [B or 1, H or 1, 1, S]."""
-    seen = four_axes(seen)
-    if not scoring.causal and scoring.window is None:
-        return seen.any(dim=-2, keepdim=True)
-    found = None
-    for start in range(0, length, _ROWS):
-        rows = slice(start, min(start + _ROWS, length))
-        near = band(
-            rows,
-            slice(0, keys),
-            offset=keys - length,
-            causal=scoring.causal,
-            window=scoring.window,
-            device=seen.device,
-        )
-        both_ways = both(block_of(seen, rows, slice(0, keys)), near)
-        assert both_ways is not None
-        now = both_ways.any(dim=-2, keepdim=True)
-        found = now if found is None else found | now
-    assert found is not None
-    return found
