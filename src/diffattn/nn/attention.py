@@ -73,9 +73,9 @@ class SoftmaxAttention(AttentionLayer):
             **options,
         )
         self.num_key_value_groups = num_heads // groups
-        if self.impl == "one_call":
+        if self.impl in ("one_call", "triton"):
             raise ValueError(
-                "impl: expected 'auto', 'reference', 'sdpa' or 'fused', got 'one_call'"
+                f"impl: expected 'auto', 'reference', 'sdpa' or 'fused', got {self.impl!r}"
             )
         choose_implementation(self.impl, self.softcap, self.dropout, "independent")
 
