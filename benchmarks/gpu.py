@@ -97,9 +97,10 @@ def softmax(q, k, v):
 
 
 def with_gradients(run, tensors):
-    """Output and gradients under a fixed weighting."""
+    """Output and gradients under a fixed weighting, the same numbers in every dtype."""
     out = run(*tensors)
-    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(7)).to(out)
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(7)).bfloat16()
+    weight = weight.to(out)
     return [out, *torch.autograd.grad((out * weight).sum(), tensors)]
 
 
@@ -180,7 +181,7 @@ def graph(run):
     return captured.replay
 
 
-def turns(sides, device, deadline, most):
+def turns(sides, device, deadline, most, with_memory):
     """Rows of one line: sides that run, in turns; a side that fails is named with its reason."""
     ready, rows, peaks = {}, [], {}
     for name, make in sides.items():
@@ -190,7 +191,7 @@ def turns(sides, device, deadline, most):
         try:
             run = make()
             run()
-            peaks[name] = memory(run, device)
+            peaks[name] = memory(run, device) if with_memory else None
             ready[name] = run
         except Exception as error:  # a side of others may lack a kernel for this shape
             reason = (str(error).strip().splitlines() or [""])[0][:200]
@@ -283,7 +284,8 @@ def measured(args, device):
                 with_flex = shape in flexed and dtype == "bf16"
                 backward = kind != "forward"
                 sides = trained_sides(shape, DTYPES[dtype], device, backward, with_flex)
-            rows = turns(sides, device, deadline, 2 if args.smoke else TURNS)
+            most = 2 if args.smoke else TURNS
+            rows = turns(sides, device, deadline, most, kind != "decode")
         lines.append({"pass": kind, "shape": shape, "dtype": dtype, "rows": rows})
         print(told(lines[-1]), flush=True)
     return lines

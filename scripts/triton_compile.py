@@ -2,9 +2,10 @@
 
     python scripts/triton_compile.py [--arch 80 90] [--dtype bf16 fp32] [--widths 64,128 ...]
 
-A line for each kernel, dtype and (query, value) width: of every block size that the autotuner
-tries, registers of a thread, KiB of shared memory, and bytes that a thread spills. With --best
-only the block sizes that spill least. Exit code 1 where no block size of a line fits.
+A line for each kernel, architecture, dtype and (query, value) width: of every block size that the
+autotuner tries, registers of a thread, KiB of shared memory, bytes of a thread's stack, and how
+many instructions of an inner loop reach that stack, where any do. With --best only the block size
+with the fewest of them. Exit code 1 where no block size of a line fits.
 """
 
 import argparse
@@ -67,7 +68,7 @@ def types_of(kernel, dtype, sizes):
 
 
 def compiled(kernel, dtype, widths, config, arch):
-    """Registers, KiB of shared memory and spilled bytes of a thread."""
+    """Registers, KiB of shared memory, bytes of stack, instructions of a loop that reach it."""
     blocks, warps, stages = config
     query, value = widths
     sizes = {**FIXED, **blocks, "D": query, "E": value}
@@ -79,31 +80,53 @@ def compiled(kernel, dtype, widths, config, arch):
         target=GPUTarget("cuda", arch, 32),
         options={"num_warps": warps, "num_stages": stages},
     )
-    ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
-    with tempfile.TemporaryDirectory() as scratch:
-        source = Path(scratch) / "kernel.ptx"
-        source.write_text(found.asm["ptx"])
-        name = "sm_90a" if arch == 90 else f"sm_{arch}"
-        run = subprocess.run(
-            [ptxas, "-v", f"--gpu-name={name}", source, "-o", source.with_suffix(".cubin")],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    registers = int(re.search(r"Used (\d+) registers", run.stderr)[1])
-    spilled = int(re.search(r"(\d+) bytes spill stores", run.stderr)[1])
-    return registers, found.metadata.shared / 1024, spilled
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as binary:
+        binary.write(found.asm["cubin"])
+        binary.flush()
+        usage = tool("cuobjdump", "--dump-resource-usage", binary.name)
+        code = tool("nvdisasm", "-c", binary.name)
+    registers = int(re.search(r"REG:(\d+)", usage)[1])
+    stack = int(re.search(r"STACK:(\d+)", usage)[1])
+    return registers, found.metadata.shared / 1024, stack, spilling(code)
+
+
+def tool(name, *arguments):
+    """Output of one of NVIDIA's tools, which Triton's wheel brings."""
+    path = Path(triton.__file__).parent / "backends/nvidia/bin" / name
+    return subprocess.run([path, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def spilling(code):
+    """Loads and stores of the stack in an inner loop, the most of any."""
+    labels, lines = {}, []
+    for line in code.splitlines():
+        label = re.match(r"(\.L_x_\d+):", line.strip())
+        if label:
+            labels[label[1]] = len(lines)
+        elif re.search(r"/\*[0-9a-f]{4,}\*/", line):
+            lines.append(line)
+    loops = []
+    for end, line in enumerate(lines):
+        jump = re.search(r"BRA.*?(\.L_x_\d+)", line)
+        if jump and labels.get(jump[1], end + 1) <= end:
+            loops.append((labels[jump[1]], end))
+    inner = [a for a in loops if not any(b != a and a[0] <= b[0] and b[1] <= a[1] for b in loops)]
+    return max(
+        (sum("STL" in line or "LDL" in line for line in lines[a : b + 1]) for a, b in inner),
+        default=0,
+    )
 
 
 def told(config, result, arch):
     """One block size in words."""
     blocks, warps, stages = config
-    registers, shared, spilled = result
+    registers, shared, stack, spills = result
     size = "x".join(str(blocks[axis]) for axis in ("BLOCK_M", "BLOCK_N") if axis in blocks)
     text = (
         f"{size or '1'} ({warps} warps, {stages} stages): {registers} registers, {shared:.0f} KiB"
     )
-    text += f", {spilled} B spilled" if spilled else ""
+    text += f", {stack} B stack" if stack else ""
+    text += f", {spills} in a loop" if spills else ""
     return text + ("" if shared <= SHARED[arch] else ", too large")
 
 
@@ -130,7 +153,7 @@ def main():
                     fitting = [row for row in rows if row[1][1] <= SHARED[arch]]
                     failed = failed or not fitting
                     if args.best and fitting:
-                        rows = [min(fitting, key=lambda row: row[1][2])]
+                        rows = [min(fitting, key=lambda row: row[1][3])]
                     texts = "; ".join(told(*row, arch) for row in rows)
                     print(f"| {name} | {arch} | {dtype} | {widths} | {texts} |", flush=True)
     sys.exit(int(failed))

@@ -10,7 +10,7 @@ from diffattn.ops.arguments import (
     check_scoring,
     check_values,
 )
-from diffattn.ops.gpu.operators import gpu_forward, gpu_normed_forward
+from diffattn.ops.gpu.operators import gpu_forward, gpu_inference
 from diffattn.ops.masks import additive_and_visible
 from diffattn.ops.precision import own_precision
 from diffattn.ops.scoring import Scoring
@@ -69,7 +69,7 @@ def _attend(
     )
     if needed:
         return gpu_forward(*tensors, *options)[0]
-    return gpu_normed_forward(*tensors, gain, *options, eps, factor)
+    return gpu_inference(*tensors, gain, *options, eps, factor)
 
 
 def _rows(tensor: Tensor) -> Tensor:

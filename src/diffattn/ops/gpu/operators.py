@@ -291,8 +291,8 @@ def _differentiate(ctx: Any, d_out: Tensor | None, *of_rest: Any) -> tuple[Tenso
 gpu_forward.register_autograd(_differentiate, setup_context=_keep)
 
 
-@torch.library.custom_op("diffattn::gpu_normed_forward", mutates_args=())
-def gpu_normed_forward(
+@torch.library.custom_op("diffattn::gpu_inference", mutates_args=())
+def gpu_inference(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -323,7 +323,7 @@ def gpu_normed_forward(
     return out
 
 
-@gpu_normed_forward.register_fake
+@gpu_inference.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
     return q.new_empty(*q.shape[:3], v.shape[3])
 

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 LENGTHS = ["T", "S", "window", "reach"]  # no new kernel for each of their values
 # `reach` is a class of lengths, which nothing but the choice of block sizes reads
 KEY = ["D", "E", "reach", "CAUSAL", "WINDOW", "PACKED", "MASK"]
@@ -14,7 +14,7 @@ KEY = ["D", "E", "reach", "CAUSAL", "WINDOW", "PACKED", "MASK"]
 
 def configs(*choices: tuple[int, int, int, int]) -> list[triton.Config]:
     """From (queries, keys of a block, warps, stages); the interpreter takes small blocks."""
-    if INTERPRETED:
+    if INTERPRETED.value:
         choices = ((32, 16, 1, 1),)
     return [
         triton.Config({"BLOCK_M": m, "BLOCK_N": n}, num_warps=warps, num_stages=stages)
@@ -96,9 +96,18 @@ def key_range(
 
 
 @triton.jit
+def product(a, b, acc, PRECISION: tl.constexpr):
+    """The sum acc + a b in fp32; the interpreter takes bf16 for integers, so it is widened there."""
+    if INTERPRETED:
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, b, acc, input_precision=PRECISION)
+
+
+@triton.jit
 def scores(rows, columns, added, scale, EDGE: tl.constexpr, PRECISION: tl.constexpr):
     """Scores of one map; NaN of a hidden key does not pass."""
-    scores = tl.dot(rows, tl.trans(columns), input_precision=PRECISION) * scale
+    scores = product(rows, tl.trans(columns), None, PRECISION) * scale
     if EDGE:
         scores = tl.where(added == float("-inf"), float("-inf"), scores + added)
     return scores

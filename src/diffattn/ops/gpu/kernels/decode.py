@@ -11,7 +11,7 @@ from diffattn.ops.gpu.kernels.forward import attend, difference
     [
         triton.Config({"BLOCK_N": n}, num_warps=warps, num_stages=stages)
         for n, warps, stages in (
-            [(16, 1, 1)] if INTERPRETED else [(32, 4, 4), (64, 4, 3), (64, 8, 3)]
+            [(16, 1, 1)] if INTERPRETED.value else [(32, 4, 4), (64, 4, 3), (64, 8, 3)]
         )
     ],
     key=[*KEY, "BLOCK_M"],

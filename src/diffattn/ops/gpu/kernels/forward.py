@@ -10,6 +10,7 @@ from diffattn.ops.gpu.kernels.blocks import (
     configs,
     hiding,
     key_range,
+    product,
     put,
     scores,
     tile,
@@ -23,7 +24,7 @@ def fold(acc, top, total, found, v, PRECISION: tl.constexpr):
     base = tl.where(new == float("-inf"), 0.0, new)
     p = tl.exp2(found - base[:, None])
     shrink = tl.exp2(top - base)
-    acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+    acc = product(p.to(v.dtype), v, acc * shrink[:, None], PRECISION)
     return acc, new, total * shrink + tl.sum(p, 1)
 
 
@@ -104,7 +105,7 @@ def attend(
 
 
 @triton.autotune(
-    configs((128, 64, 8, 3), (128, 32, 8, 3), (128, 128, 8, 2), (64, 64, 4, 3), (64, 32, 4, 3)),
+    configs((128, 64, 8, 3), (128, 32, 8, 3), (64, 64, 4, 3), (64, 32, 4, 3), (64, 32, 8, 2)),
     key=KEY,
 )
 @triton.jit(do_not_specialize=LENGTHS)

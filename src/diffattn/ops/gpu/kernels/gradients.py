@@ -10,6 +10,7 @@ from diffattn.ops.gpu.kernels.blocks import (
     configs,
     hiding,
     key_range,
+    product,
     put,
     query_range,
     scores,
@@ -51,7 +52,7 @@ def _score_gradients(p, d_p, delta, added, EDGE: tl.constexpr):
 
 
 @triton.autotune(
-    configs((64, 64, 4, 2), (64, 32, 4, 3), (64, 64, 8, 2), (128, 32, 8, 3), (128, 64, 8, 2)),
+    configs((64, 64, 8, 2), (128, 32, 8, 3), (64, 32, 8, 2), (64, 32, 4, 2), (32, 32, 4, 1)),
     key=KEY,
 )
 @triton.jit(do_not_specialize=LENGTHS)
@@ -135,21 +136,21 @@ def query_gradients(
                         seen = tl.max(added, 0) > float("-inf")
                         k1_tile = tl.where(seen[:, None], k1_tile, 0.0)
                         k2_tile = tl.where(seen[:, None], k2_tile, 0.0)
-                    d_p = tl.dot(grad, tl.trans(v_tile), input_precision=PRECISION)
+                    d_p = product(grad, tl.trans(v_tile), None, PRECISION)
                     s1 = scores(q1, k1_tile, added, scale * LOG2E, part != 1, PRECISION)
                     p1 = tl.exp2(s1 - lse1[:, None])
                     d_s1 = _score_gradients(p1, d_p, delta1[:, None], added, part != 1)
-                    d_q1 = tl.dot(d_s1.to(k1_tile.dtype), k1_tile, d_q1, input_precision=PRECISION)
+                    d_q1 = product(d_s1.to(k1_tile.dtype), k1_tile, d_q1, PRECISION)
                     s2 = scores(q2, k2_tile, added, scale * LOG2E, part != 1, PRECISION)
                     p2 = tl.exp2(s2 - lse2[:, None]) * -lams[:, None]
                     d_s2 = _score_gradients(p2, d_p, delta2[:, None], added, part != 1)
-                    d_q2 = tl.dot(d_s2.to(k2_tile.dtype), k2_tile, d_q2, input_precision=PRECISION)
+                    d_q2 = product(d_s2.to(k2_tile.dtype), k2_tile, d_q2, PRECISION)
         put(d_q + ((b * T + begin) * H + h) * D, step * H * D, valid, d_q1 * scale, D, BLOCK_D)
     put(d_q_noise + ((b * T + begin) * N + n) * D, step * N * D, valid, d_q2 * scale, D, BLOCK_D)
 
 
 @triton.autotune(
-    configs((32, 64, 4, 2), (32, 64, 8, 2), (64, 64, 8, 2), (32, 128, 8, 2), (64, 128, 8, 2)),
+    configs((32, 64, 8, 2), (64, 64, 8, 2), (32, 128, 8, 2), (32, 64, 4, 2), (32, 32, 4, 1)),
     key=KEY,
 )
 @triton.jit(do_not_specialize=LENGTHS)
@@ -239,21 +240,21 @@ def key_gradients(
                             + (key_step * mask_s)[:, None],
                             *(there[None, :], S, window, CAUSAL, WINDOW, PACKED, MASK),
                         )
-                    d_p = tl.dot(v_tile, tl.trans(grad), input_precision=PRECISION)
+                    d_p = product(v_tile, tl.trans(grad), None, PRECISION)
                     s1 = scores(k1_tile, q1_tile, added, scale * LOG2E, part != 1, PRECISION)
                     p1 = tl.exp2(s1 - lse1[None, :])
                     d_s1 = _score_gradients(p1, d_p, delta1[None, :], added, part != 1)
-                    d_k1 = tl.dot(d_s1.to(q1_tile.dtype), q1_tile, d_k1, input_precision=PRECISION)
+                    d_k1 = product(d_s1.to(q1_tile.dtype), q1_tile, d_k1, PRECISION)
                     s2 = scores(k2_tile, q2_tile, added, scale * LOG2E, part != 1, PRECISION)
                     p2 = tl.exp2(s2 - lse2[None, :]) * -lams[None, :]
                     d_s2 = _score_gradients(p2, d_p, delta2[None, :], added, part != 1)
                     d_s2 = d_s2.to(q2_tile.dtype)
                     if OWN_KEY:
-                        d_k2 = tl.dot(d_s2, q2_tile, d_k2, input_precision=PRECISION)
+                        d_k2 = product(d_s2, q2_tile, d_k2, PRECISION)
                     else:
-                        d_k1 = tl.dot(d_s2, q2_tile, d_k1, input_precision=PRECISION)
+                        d_k1 = product(d_s2, q2_tile, d_k1, PRECISION)
                     p = (p1 + p2).to(grad.dtype)
-                    d_values = tl.dot(p, grad, d_values, input_precision=PRECISION)
+                    d_values = product(p, grad, d_values, PRECISION)
     of_group = (b * S + low_key) * G + g
     put(d_k + of_group * D, key_step * G * D, valid, d_k1 * scale, D, BLOCK_D)
     if OWN_KEY:
