@@ -97,7 +97,7 @@ def key_range(
 
 @triton.jit
 def product(a, b, acc, PRECISION: tl.constexpr):
-    """The sum acc + a b in fp32; the interpreter takes bf16 for integers, so it is widened there."""
+    """The sum acc + a b in fp32; the interpreter, which has no bf16, widens the factors."""
     if INTERPRETED:
         a = a.to(tl.float32)
         b = b.to(tl.float32)

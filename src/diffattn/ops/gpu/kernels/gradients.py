@@ -150,7 +150,7 @@ def query_gradients(
 
 
 @triton.autotune(
-    configs((32, 64, 8, 2), (64, 64, 8, 2), (32, 128, 8, 2), (32, 64, 4, 2), (32, 32, 4, 1)),
+    configs((32, 64, 8, 2), (32, 128, 8, 2), (32, 32, 4, 2), (32, 32, 4, 1)),
     key=KEY,
 )
 @triton.jit(do_not_specialize=LENGTHS)
