@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 OUT ?= diffattn-compare
 
-.PHONY: demo test laws lint types format clean
+.PHONY: demo test laws triton lint types format clean
 
 # installed once, and again when the pins or the metadata change
 $(VENV)/.installed: constraints.txt pyproject.toml
@@ -23,6 +23,12 @@ test: $(VENV)/.installed
 # the laws of the operator on 2,000 drawn cases each
 laws: $(VENV)/.installed
 	$(BIN)/python -m pytest -n 2 -m laws --hypothesis-profile=many
+
+# the GPU kernels: on a GPU, else in Triton's interpreter
+triton: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[triton]'
+	$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || export TRITON_INTERPRET=1; \
+	$(BIN)/python -m pytest -n 2 tests/ops/test_triton.py
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -1,6 +1,7 @@
 """What every test shares: one thread, a fixed seed, the markers, the hypothesis profiles."""
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -56,6 +57,10 @@ def pytest_collection_modifyitems(config, items):
     no_device = pytest.mark.skip(reason="needs a CUDA device; torch.cuda.is_available() is False")
     unasked = pytest.mark.skip(reason="takes minutes; run with -m slow")
     no_vllm = pytest.mark.skip(reason="needs vLLM: pip install 'diffattn[vllm]'")
+    no_triton = pytest.mark.skip(reason="needs Triton, on a GPU or interpreted: make triton")
+    has_triton = importlib.util.find_spec("triton") is not None and (
+        torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
+    )
     no_compiler = pytest.mark.skip(reason="impl='fused' needs a C++ compiler: g++, or CXX")
     for item in items:
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
@@ -63,6 +68,8 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(no_compiler)
         if item.get_closest_marker("vllm") and importlib.util.find_spec("vllm") is None:
             item.add_marker(no_vllm)
+        if item.get_closest_marker("triton") and not has_triton:
+            item.add_marker(no_triton)
         if "gpu" in item.keywords and not torch.cuda.is_available():
             item.add_marker(no_device)
         if "slow" in item.keywords and "slow" not in config.getoption("markexpr"):

@@ -34,6 +34,8 @@ ONLY = {
 }
 # third-party packages of the layers that must work with torch alone
 FOREIGN = {"ops": {"torch"}, "nn": {"torch"}, "errors": set(), "": {"torch"}}
+# imported by none of them before it is used
+FOREIGN_IN_FOLDERS = {"ops/gpu/kernels": {"triton"}}
 
 
 def layer_of(module):
@@ -76,7 +78,7 @@ def violations(root):
             elif top in sys.stdlib_module_names:
                 continue
             else:
-                allowed = FOREIGN.get(layer)
+                allowed = FOREIGN_IN_FOLDERS.get("/".join(here[:-1]), FOREIGN.get(layer))
                 reason = None
                 if allowed is not None and top not in allowed:
                     reason = f"{layer or 'the package'} may import {sorted(allowed)} alone"

@@ -72,9 +72,10 @@ class SoftmaxAttention(AttentionLayer):
             **options,
         )
         self.num_key_value_groups = num_heads // groups
-        if self.impl == "one_call":
+        if self.impl in ("one_call", "triton"):
             raise ValueError(
-                "impl: expected 'auto', 'reference', 'sdpa', 'blocked' or 'fused', got 'one_call'"
+                "impl: expected 'auto', 'reference', 'sdpa', 'blocked' or 'fused', got "
+                f"{self.impl!r}"
             )
         choose_implementation(self.impl, self.softcap, self.dropout, "independent")
 
@@ -92,6 +93,7 @@ class SoftmaxAttention(AttentionLayer):
         causal: bool,
         impl: Implementation,
     ) -> Tensor:
+        """Head outputs [B, T, H, E]; the arguments are those of `AttentionLayer.attend_stacked`."""
         return self._softmax(q, k, v, mask, causal, None, impl)
 
     def _softmax(
@@ -460,6 +462,7 @@ class DiffAttention(AttentionLayer):
         causal: bool,
         impl: Implementation,
     ) -> Tensor:
+        """Head outputs [B, T, H, E]; the arguments are those of `AttentionLayer.attend_stacked`."""
         stacked = k.split(self.head_dim, dim=-1) if self.own_noise_key else (k, None)
         v = v[..., : self.value_dim]
         return self._differential(x, q, stacked, v, mask, causal, None, impl)

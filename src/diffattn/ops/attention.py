@@ -22,20 +22,24 @@ from diffattn.ops.arguments import (
 )
 from diffattn.ops.blocked import blocked_diff_attention, blocked_softmax_attention
 from diffattn.ops.fused import fused_diff_attention, fused_softmax_attention
+from diffattn.ops.gpu import gpu_diff_attention
 from diffattn.ops.one_call import one_call_diff_attention
 from diffattn.ops.precision import own_precision
 from diffattn.ops.reference import reference_diff_attention, reference_softmax_attention
 from diffattn.ops.scoring import Scoring
 from diffattn.ops.sdpa import sdpa_diff_attention, sdpa_softmax_attention
 
-Implementation = Literal["auto", "reference", "sdpa", "one_call", "blocked", "fused"]
+Implementation = Literal["auto", "reference", "sdpa", "one_call", "blocked", "fused", "triton"]
 IMPLEMENTATIONS: tuple[str, ...] = ("reference", "sdpa", "one_call", "blocked", "fused")
+"""those that run on a CPU"""
+ON_GPUS: tuple[str, ...] = ("triton",)
 
 _DIFF = {
     "sdpa": sdpa_diff_attention,
     "one_call": one_call_diff_attention,
     "blocked": blocked_diff_attention,
     "fused": fused_diff_attention,
+    "triton": gpu_diff_attention,
 }
 _SOFTMAX = {
     "reference": reference_softmax_attention,
@@ -98,8 +102,10 @@ def diff_attention(
             each map, memory linear in length), "one_call" (one stock attention call), "blocked"
             (maps subtracted before the product with v, memory linear in length; plain operations
             on blocks of rows; no dropout, no soft cap, no gradient of a mask), "fused" (the same
-            on CPUs, compiled once by the machine's g++) or "auto":
-            "reference" where dropout needs a shared mask or scores are capped, else "sdpa".
+            on CPUs, compiled once by the machine's g++), "triton" (on GPUs: both maps in one pass;
+            the same three refused, fp64 too; few queries without gradients are split over the
+            keys) or "auto": "reference" where dropout needs a shared mask or scores are capped,
+            else "sdpa".
             Torch itself drops entries on a CPU only by building the whole map.
 
     Returns:
@@ -200,9 +206,9 @@ def softmax_attention(
     check_values(v, k)
     check_scoring(scoring, q, k)
     check_sink("sink", sink, q.shape[2])
-    if impl == "one_call":
+    if impl in ("one_call", "triton"):
         raise ValueError(
-            "impl: expected 'auto', 'reference', 'sdpa', 'blocked' or 'fused', got 'one_call'"
+            f"impl: expected 'auto', 'reference', 'sdpa', 'blocked' or 'fused', got {impl!r}"
         )
     chosen = choose_implementation(impl, softcap, dropout, "independent")
     run = _SOFTMAX[chosen]
@@ -222,14 +228,15 @@ def choose_implementation(
         dropout_masks: "shared" or "independent".
 
     Returns:
-        One of `IMPLEMENTATIONS`.
+        One of `IMPLEMENTATIONS` or `ON_GPUS`.
 
     Raises:
         ValueError: an unknown name.
         NotImplementedError: the named implementation cannot serve the other arguments.
     """
-    if impl != "auto" and impl not in IMPLEMENTATIONS:
-        raise ValueError(f"impl: expected 'auto' or one of {IMPLEMENTATIONS}, got {impl!r}")
+    names = IMPLEMENTATIONS + ON_GPUS
+    if impl != "auto" and impl not in names:
+        raise ValueError(f"impl: expected 'auto' or one of {names}, got {impl!r}")
     if dropout_masks not in ("shared", "independent"):
         raise ValueError(
             f"dropout_masks: expected 'shared' or 'independent', got {dropout_masks!r}"
@@ -237,9 +244,9 @@ def choose_implementation(
     shared_dropout = dropout > 0 and dropout_masks == "shared"
     if impl == "auto":
         return "reference" if shared_dropout or softcap is not None else "sdpa"
-    if impl in ("blocked", "fused") and softcap is not None:
+    if impl in ("blocked", "fused", "triton") and softcap is not None:
         raise NotImplementedError(f"impl={impl!r} has no softcap: ask for impl='reference'")
-    if impl in ("blocked", "fused") and dropout > 0:
+    if impl in ("blocked", "fused", "triton") and dropout > 0:
         raise NotImplementedError(
             f"impl={impl!r} has no dropout: ask for impl='sdpa' or 'reference'"
         )
