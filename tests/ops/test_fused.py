@@ -75,6 +75,54 @@ def test_the_number_of_threads_changes_no_bit(threads):
     assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
 
 
+TILES = {
+    "causal": {"causal": True},
+    "window": {"causal": True, "window": 300},
+    "both sides of a window": {"window": 40},
+    "padding": {"causal": True, "mask": "padding"},
+    "holes": {"mask": "holes"},
+    "sinks": {"causal": True, "sinks": True},
+}
+
+
+@pytest.mark.parametrize("length", [1, 3, 130])
+@pytest.mark.parametrize("case", TILES)
+def test_keys_of_several_tiles(case, length):
+    """More keys than the kernel works on at a time, with scores that grow from tile to tile."""
+    options = dict(TILES[case])
+    size = Geometry(B=2, T=length, S=600, H=4, N=2, G=2, D=16, E=24)
+    tensors = [t.requires_grad_() for t in size.draw(torch.float64)]
+    with torch.no_grad():
+        tensors[1] *= torch.linspace(0, 20, 600, dtype=torch.float64)[:, None, None]
+    if options.pop("sinks", False):
+        options |= {"sink": torch.randn(4).double(), "sink_noise": torch.randn(2).double()}
+    if options.get("mask") == "padding":
+        options["mask"] = (torch.arange(600) >= torch.tensor([[0], [290]]))[:, None, None]
+    if options.get("mask") == "holes":
+        options["mask"] = torch.rand(2, 1, length, 600) < 0.4
+        options["mask"][..., 256:512] = False  # a tile that nobody sees
+
+    def run(impl):
+        out = diff_attention(*tensors, lam=0.3, impl=impl, **options)
+        return [out, *torch.autograd.grad(out.square().sum(), tensors)]
+
+    torch.testing.assert_close(run("fused"), run("reference"), rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("length", [1, 4, 5])
+def test_keys_that_nobody_sees_may_hold_nan(length):
+    """Few queries read the cache as it lies; the mask hides slots of it that hold anything."""
+    size = Geometry(B=2, T=length, S=700, H=4, N=4, G=2, D=16, E=16)
+    q, k, v, q_noise, k_noise = size.draw(torch.float32)
+    seen = torch.zeros(2, 1, length, 700, dtype=torch.bool)
+    seen[0, ..., 3:261], seen[1, ..., 300:310], seen[1, ..., 640] = True, True, True
+    want = diff_attention(q, k, v, q_noise, k_noise, lam=0.3, mask=seen, impl="reference")
+    for tensor in (k, v, k_noise):
+        tensor[~seen[:, 0].any(1)] = float("nan")
+    got = diff_attention(q, k, v, q_noise, k_noise, lam=0.3, mask=seen, impl="fused")
+    torch.testing.assert_close(got, want)
+
+
 MEMORY = """
 import resource, sys, torch
 from diffattn.ops import diff_attention
