@@ -463,9 +463,11 @@ class DiffAttention(AttentionLayer):
         impl: Implementation,
     ) -> Tensor:
         """Head outputs [B, T, H, E]; the arguments are those of `AttentionLayer.attend_stacked`."""
-        stacked = k.split(self.head_dim, dim=-1) if self.own_noise_key else (k, None)
+        k_noise = None
+        if self.own_noise_key:
+            k, k_noise = k.split(self.head_dim, dim=-1)
         v = v[..., : self.value_dim]
-        return self._differential(x, q, stacked, v, mask, causal, None, impl)
+        return self._differential(x, q, (k, k_noise), v, mask, causal, None, impl)
 
     def _differential(
         self,
