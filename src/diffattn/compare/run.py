@@ -21,6 +21,7 @@ from diffattn.data import RecallItem, RecallSpec, RecallStream, TrainingStream, 
 from diffattn.evaluation import attention_shares, lam_by_layer, recall_outcomes, window_losses
 from diffattn.locks import held
 from diffattn.models import DiffTransformerConfig, DiffTransformerForCausalLM
+from diffattn.models.fused import use_fused
 from diffattn.training import DivergedError, TrainConfig, read_metrics, train
 from diffattn.whole_file import write_json
 
@@ -58,6 +59,7 @@ def started_model(
     # an arm that is named twice starts elsewhere the second time, so that it shows the noise
     draw_start(model, seed + 1_000_003 * (plan.arms.index(arm) if arm.own_start else 0))
     nn.Module.to(model, "cuda" if torch.cuda.is_available() else "cpu")
+    use_fused(model)  # every arm attends by the same kernel
     return model
 
 

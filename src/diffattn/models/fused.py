@@ -7,8 +7,24 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 from diffattn.ops import softmax_attention
+from diffattn.ops.fused import is_available
 
 NAME = "diffattn_fused"
+
+
+def use_fused(model: Any) -> bool:
+    """Let a model on a CPU attend by the compiled kernel, where the machine can have it.
+
+    Args:
+        model: of transformers, on its device.
+
+    Returns:
+        Whether it does now.
+    """
+    if model.device.type != "cpu" or not is_available():
+        return False
+    model.set_attn_implementation(NAME)
+    return True
 
 
 def seen_in_order(mask: object, length: int, key: Tensor, value: Tensor, *, causal: bool) -> Any:

@@ -45,6 +45,17 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
+@functools.cache
+def is_available() -> bool:
+    """Whether this machine has the kernel or can compile it now; if not, the log says why."""
+    try:
+        library()
+    except NotImplementedError as error:
+        _logger.info("%s", error)
+        return False
+    return True
+
+
 def compiler() -> str | None:
     """The compiler that would be used, or None."""
     return shutil.which(os.environ.get("CXX") or "g++")
