@@ -1,11 +1,14 @@
 """The compiled kernel behind the attention interface: our models, and any other."""
 
+from types import SimpleNamespace
+
 import pytest
 import tiny
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
-from diffattn.ops.fused import attention
+from diffattn.ops.fused import step
+from diffattn.ops.fused.library import library
 
 pytestmark = tiny.NEEDS_COMPILER
 CLOSE = {"rtol": 0, "atol": 1e-5}
@@ -36,23 +39,23 @@ def test_slots_of_a_cache_that_hold_nan_are_never_read(kind):
     got = [model(ids[:, :4], past_key_values=cache).logits]
     for layer in cache.layers:
         layer.keys[:, :, 4:] = layer.values[:, :, 4:] = float("nan")
-    for step in range(4, 8):
-        got.append(model(ids[:, step : step + 1], past_key_values=cache).logits)
+    for place in range(4, 8):
+        got.append(model(ids[:, place : place + 1], past_key_values=cache).logits)
         for layer in cache.layers:
-            layer.keys[:, :, step + 1 :] = layer.values[:, :, step + 1 :] = float("nan")
+            layer.keys[:, :, place + 1 :] = layer.values[:, :, place + 1 :] = float("nan")
     torch.testing.assert_close(torch.cat(got, 1), model(ids).logits, **CLOSE)
 
 
 def test_one_decoding_step_copies_no_cache(monkeypatch):
     """The kernel gets keys and values at the addresses at which the cache holds them."""
     model, read = tiny.model("v1", tiny.FUSED), []
-    run = attention.fused_forward
+    kernel = library()
 
-    def noted(q, k, v, q_noise, k_noise, *rest):
-        read.append((k.data_ptr(), k_noise.data_ptr(), v.data_ptr()))
-        return run(q, k, v, q_noise, k_noise, *rest)
+    def noted(kind, sizes, pointers, strides, options):
+        read.append((pointers[1], pointers[4], pointers[2]))
+        kernel.diff_attention_step(kind, sizes, pointers, strides, options)
 
-    monkeypatch.setattr(attention, "fused_forward", noted)
+    monkeypatch.setattr(step, "library", lambda: SimpleNamespace(diff_attention_step=noted))
     cache = StaticCache(config=model.config, max_cache_len=40)
     with torch.no_grad():
         model(tiny.tokens(1, 4), past_key_values=cache)

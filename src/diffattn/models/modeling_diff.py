@@ -63,15 +63,14 @@ class _ModelAttention(AttentionLayer):
         self._check_kernel(cache, bool(kwargs.get("output_attentions")))
         name = (self.config._attn_implementation or "eager").removeprefix("paged|")
         query = self.queries(hidden_states, position_embeddings)
-        query = query if name == FUSED else self.kernel_queries(query)
-        key = self.kernel_keys(self.keys(hidden_states, position_embeddings))
-        value = self.kernel_values(self.values(hidden_states))
-        query, key, value = (t.transpose(1, 2) for t in (query, key, value))
+        key = self.kernel_keys(self.keys(hidden_states, position_embeddings)).transpose(1, 2)
+        value = self.kernel_values(self.values(hidden_states)).transpose(1, 2)
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx, kwargs=kwargs)
         if name == FUSED:
             heads = self._fused(hidden_states, query, key, value, attention_mask)
             return self.output(hidden_states, heads).to(hidden_states.dtype), None
+        query = self.kernel_queries(query).transpose(1, 2)
         if cache is not None:
             key, value = without_unused_slots(cache, attention_mask, key, value)
         attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention)
@@ -95,8 +94,8 @@ class _ModelAttention(AttentionLayer):
 
     def _fused(self, x: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
         """Heads [B, T, H, E] by one call of the compiled kernel, subtraction included."""
-        causal, key, value = seen_in_order(mask, query.shape[2], key, value, causal=True)
-        query, key, value = (t.transpose(1, 2) for t in (query, key, value))
+        causal, key, value = seen_in_order(mask, query.shape[1], key, value, causal=True)
+        key, value = key.transpose(1, 2), value.transpose(1, 2)
         return self.attend_stacked(x, query, key, value, mask, causal=causal, impl="fused")
 
     def _check_kernel(self, cache: Cache | None, wants_maps: bool) -> None:

@@ -24,6 +24,8 @@ from diffattn.ops import (
     subtract_outputs,
 )
 from diffattn.ops.attention import Implementation, choose_implementation
+from diffattn.ops.fused import attention_step
+from diffattn.ops.scoring import Scoring
 
 
 class SoftmaxAttention(AttentionLayer):
@@ -94,6 +96,17 @@ class SoftmaxAttention(AttentionLayer):
         impl: Implementation,
     ) -> Tensor:
         """Head outputs [B, T, H, E]; the arguments are those of `AttentionLayer.attend_stacked`."""
+        if self._is_step(q, k, v, mask, impl):
+            return attention_step(
+                q,
+                k,
+                v,
+                Scoring(causal, None, mask, self.scaling),
+                ratio=0,
+                own_noise_key=False,
+                value_dim=self.value_dim,
+                sinks=self.sinks,
+            )
         return self._softmax(q, k, v, mask, causal, None, impl)
 
     def _softmax(
@@ -463,6 +476,23 @@ class DiffAttention(AttentionLayer):
         impl: Implementation,
     ) -> Tensor:
         """Head outputs [B, T, H, E]; the arguments are those of `AttentionLayer.attend_stacked`."""
+        if self.lam.is_bare and (self.subln is None or self.subln.is_bare):
+            norm = None if self.subln is None else self.subln.scale()
+            vectors = self.lam.vectors() if isinstance(self.lam, ExponentialLambda) else None
+            given = (() if vectors is None else vectors[:4]) + (() if norm is None else norm[:1])
+            if self._is_step(q, k, v, mask, impl, *given):
+                return attention_step(
+                    q,
+                    k,
+                    v,
+                    Scoring(causal, None, mask, self.scaling),
+                    ratio=self.sizes.ratio,
+                    own_noise_key=self.own_noise_key,
+                    value_dim=self.value_dim,
+                    lam=self.lam(x) if vectors is None else vectors,
+                    sinks=self.sinks,
+                    norm=norm,
+                )
         k_noise = None
         if self.own_noise_key:
             k, k_noise = k.split(self.head_dim, dim=-1)
@@ -518,7 +548,8 @@ class DiffAttention(AttentionLayer):
 
     def kernel_values(self, v: Tensor) -> Tensor:
         """Values as one stock attention kernel takes them: narrower ones filled up to W."""
-        return F.pad(v, (0, max(0, self.kernel_width - self.value_dim)))
+        missing = self.kernel_width - self.value_dim
+        return F.pad(v, (0, missing)) if missing > 0 else v
 
     def combine(self, x: Tensor, heads: Tensor) -> Tensor:
         """Head outputs [B, T, H, E] from the stock kernel's [B, T, H + N, E or W]; lam from `x`."""

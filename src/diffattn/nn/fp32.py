@@ -30,6 +30,11 @@ class Fp32Module(nn.Module):
         buffer = torch.full((), value, dtype=torch.float32)
         self.register_buffer(name, buffer, persistent=False)
 
+    @property
+    def is_bare(self) -> bool:
+        """Whether calling this module is its own `forward` alone: no hook, no engine's forward."""
+        return not (self._forward_hooks or self._forward_pre_hooks or "forward" in self.__dict__)
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         def keep_precision(tensor: Tensor) -> Tensor:
             moved = fn(tensor)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from diffattn.nn.fp32 import Fp32Module
 from diffattn.nn.sizes import DiffSizes
 from diffattn.ops import exponential_lambda, sigmoid_lambda
+from diffattn.ops.fused import LamVectors
 from diffattn.ops.precision import own_precision
 
 LambdaPer = Literal["layer", "head", "group"]
@@ -78,6 +79,11 @@ class ExponentialLambda(Fp32Module):
             self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2, self.start
         )
         return lam if lam.dim() == 0 or self.share == 1 else lam.repeat_interleave(self.share)
+
+    def vectors(self) -> LamVectors:
+        """What lam is made of, for a kernel that makes it."""
+        vectors = (self._parameters[name] for name in VECTORS)  # in every step of decoding
+        return LamVectors(*vectors, self.constants["start"], self.share)
 
     def extra_repr(self) -> str:
         """Shape of a vector and start value."""

@@ -12,6 +12,7 @@ from diffattn.nn.norm import RMSNorm
 from diffattn.ops import apply_rotary, rotary_angles
 from diffattn.ops.arguments import check_numbers
 from diffattn.ops.attention import Implementation
+from diffattn.ops.fused import can_step
 
 Rotation = tuple[Tensor, Tensor]
 
@@ -286,6 +287,18 @@ class AttentionLayer(nn.Module):
         Returns:
             [B, T, H, E] in the dtype of `q`.
         """
+
+    def _is_step(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, impl: str, *given: Tensor
+    ) -> bool:
+        """Whether the compiled kernel takes a stacked call whole, what `given` holds included."""
+        named = impl == "fused" and self.softcap is None and not (self.training and self.dropout)
+        for_all_heads = mask is None or (
+            (mask.dtype == torch.bool or mask.is_floating_point())
+            and (mask.dim() < 3 or mask.shape[-3] == 1)
+        )
+        sinks = () if self.sinks is None else (self.sinks,)
+        return named and for_all_heads and can_step(q, k, v, mask, *sinks, *given)
 
     @abstractmethod
     def kernel_queries(self, q: Tensor) -> Tensor:

@@ -1,10 +1,12 @@
 """Root-mean-square normalisation, for blocks and for single heads."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diffattn.nn.checks import check_number
 from diffattn.nn.fp32 import Fp32Module
+from diffattn.ops.fused import HeadScale
 
 
 class RMSNorm(Fp32Module):
@@ -39,8 +41,7 @@ class RMSNorm(Fp32Module):
 
     def _scaled(self, x: Tensor, gain: Tensor) -> Tensor:
         work = x.to(torch.promote_types(x.dtype, torch.float32))
-        scaled = work * torch.rsqrt(work.square().mean(-1, keepdim=True) + self.eps) * gain
-        return scaled.to(x.dtype)
+        return F.rms_norm(work, gain.shape, gain.to(work.dtype), self.eps).to(x.dtype)
 
     def extra_repr(self) -> str:
         """Width and epsilon."""
@@ -65,6 +66,10 @@ class HeadNorm(RMSNorm):
     def __init__(self, width: int, *, lambda_init: float, eps: float = 1e-5) -> None:
         super().__init__(width, eps=eps)
         self.register_constant("factor", 1.0 - lambda_init)
+
+    def scale(self) -> HeadScale:
+        """What the norm is made of, for a kernel that takes it."""
+        return HeadScale(self.weight, self.constants["factor"], self.eps)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise heads [..., E]."""

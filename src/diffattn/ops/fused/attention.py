@@ -3,11 +3,10 @@
 import torch
 from torch import Tensor
 
-from diffattn.ops.fused.operators import fused_forward
+from diffattn.ops.fused.operators import fused_forward, run_forward
+from diffattn.ops.fused.step import MOST_QUERIES
 from diffattn.ops.masks import added_and_used, blank_unseen
 from diffattn.ops.scoring import Scoring
-
-_FEW_QUERIES = 4  # the kernel then reads keys and values where they lie, and none that is hidden
 
 
 def fused_diff_attention(
@@ -23,7 +22,7 @@ def fused_diff_attention(
 ) -> Tensor:
     """Differential attention on a CPU, maps subtracted before the product with v, [B, T, H, E]."""
     work = torch.promote_types(q.dtype, torch.float32)
-    lams = torch.as_tensor(lam, dtype=work, device=q.device).expand(q.shape[:3]).contiguous()
+    lams = torch.as_tensor(lam, dtype=work, device=q.device).expand(q.shape[:3])
     return _attend(q, k, v, q_noise, k_noise, lams, scoring, sinks)
 
 
@@ -55,11 +54,14 @@ def _attend(
     if mask is not None:
         mask = mask.to(work).expand(q.shape[0], q.shape[2], q.shape[1], k.shape[1])
     rows = [q, k, v, q_noise, k_noise]
-    learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in rows)
-    if learns or q.shape[1] > _FEW_QUERIES:
+    is_plain = _is_plain((*rows, lam, *sinks))
+    # few queries read keys and values where they lie, and none that is hidden
+    if not is_plain or q.shape[1] > MOST_QUERIES:
         rows[1:3] = [blank_unseen(tensor, used) for tensor in (k, v)]
         rows[4] = None if k_noise is None else blank_unseen(k_noise, used)
-    out, _, _ = fused_forward(
+    # what nobody differentiates or traces need not pass through torch's operators
+    run = run_forward if is_plain else fused_forward
+    out, _, _ = run(
         *(None if tensor is None else _dense(tensor, work) for tensor in rows),
         lam,
         mask,
@@ -69,6 +71,16 @@ def _attend(
         scoring.factor(q.shape[-1]),
     )
     return out.to(q.dtype)
+
+
+def _is_plain(tensors: tuple[Tensor | None, ...]) -> bool:
+    """Whether a call on these tensors is numbers alone: no gradient, no trace, no subclass."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return False
+    given = [tensor for tensor in tensors if tensor is not None]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
+        return False
+    return all(type(tensor) is Tensor for tensor in given)
 
 
 def _dense(tensor: Tensor, work: torch.dtype) -> Tensor:

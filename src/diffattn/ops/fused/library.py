@@ -42,6 +42,9 @@ def library() -> ctypes.CDLL:
             *(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p),
             ctypes.c_double,
         ]
+    step = loaded.diff_attention_step
+    step.restype = None
+    step.argtypes = [ctypes.c_int, *([ctypes.c_void_p] * 4)]
     return loaded
 
 

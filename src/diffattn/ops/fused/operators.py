@@ -8,7 +8,7 @@ from torch import Tensor
 
 from diffattn.ops.fused.library import library
 
-_KINDS = (torch.float32, torch.float64, torch.bfloat16)
+KINDS = (torch.float32, torch.float64, torch.bfloat16)
 
 _Listed = list[tuple[int, Tensor | None]]
 """strides that the kernel wants of a tensor, and the tensor"""
@@ -26,18 +26,23 @@ def _inputs(
     sink_noise: Tensor | None,
 ) -> _Listed:
     rows = [(3, tensor) for tensor in (q, k, v, q_noise, k_noise)]
-    return [*rows, (4, mask), (0, lam), (0, sink), (0, sink_noise)]
+    return [*rows, (4, mask), (3, lam), (0, sink), (0, sink_noise)]
 
 
 def _run(name: str, listed: _Listed, sizes: list[int], scale: float) -> None:
     strides: list[int] = []
+    pointers: list[int] = []
     for count, tensor in listed:
-        strides += [0] * count if tensor is None else tensor.stride()[:count]
-    pointers = [0 if tensor is None else tensor.data_ptr() for _, tensor in listed]
+        if tensor is None:
+            strides += [0] * count
+            pointers.append(0)
+        else:
+            strides += tensor.stride()[:count]
+            pointers.append(tensor.data_ptr())
     first = listed[0][1]
     assert first is not None
     getattr(library(), name)(
-        _KINDS.index(first.dtype),
+        KINDS.index(first.dtype),
         (ctypes.c_int64 * len(sizes))(*sizes),
         (ctypes.c_void_p * len(pointers))(*pointers),
         (ctypes.c_int64 * len(strides))(*strides),
@@ -53,8 +58,7 @@ def _sizes(
     return [*shape, q.shape[3], v.shape[3], int(causal), window]
 
 
-@torch.library.custom_op("diffattn::fused_forward", mutates_args=(), device_types="cpu")
-def fused_forward(
+def run_forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -75,6 +79,12 @@ def fused_forward(
     sizes = _sizes(q, k, v, q_noise, causal, window)
     _run("diff_attention_forward", listed, sizes, scale)
     return out, lse, lse_noise
+
+
+fused_forward = torch.library.custom_op(
+    "diffattn::fused_forward", run_forward, mutates_args=(), device_types="cpu"
+)
+"""`run_forward` as an operator, which autograd, compile and export know"""
 
 
 def _forward_shapes(q: Tensor, v: Tensor, q_noise: Tensor | None) -> tuple[Tensor, ...]:

@@ -12,6 +12,12 @@
 #include "decode.h"
 #include "forward.h"
 
+// What decoding does beside attention.
+struct Step {
+  double scale, start, factor, eps;
+  int64_t lam_width, lam_share;
+};
+
 namespace {
 
 // Pointers and strides as the caller lists them.
@@ -41,7 +47,7 @@ template <typename S, typename R>
 Inputs<S, R> inputs(Listed& l, double scale) {
   // braces evaluate from left to right
   return {l.rows<const S>(), l.rows<const S>(), l.rows<const S>(), l.rows<const S>(),
-          l.rows<const S>(), l.mask<R>(), l.pointer<const R>(), l.pointer<const R>(),
+          l.rows<const S>(), l.mask<R>(), l.rows<const R>(), l.pointer<const R>(),
           l.pointer<const R>(), R(scale)};
 }
 
@@ -52,9 +58,40 @@ void run_forward(const Sizes& z, Listed l, double scale) {
   R* lse = l.pointer<R>();
   R* lse_noise = l.pointer<R>();
   if (z.queries <= kFewQueries)
-    decode(z, in, out, lse, lse_noise);
+    decode(z, in, HeadNorm<R>{}, out, lse, lse_noise);
   else
     forward(z, in, out, lse, lse_noise);
+}
+
+// lam = exp(q1 . k1) - exp(q2 . k2) + start, once for `share` neighbouring heads
+template <typename R>
+struct LamVectors {
+  const R *q1, *k1, *q2, *k2;
+  int64_t width, share;
+  double start;
+
+  R of(int64_t head) const {
+    const auto dot = [&](const R* a, const R* b) {
+      const int64_t from = head / share * width;
+      return summed<R>(from, from + width, [&](int64_t d) { return a[d] * b[d]; });
+    };
+    return std::exp(dot(q1, k1)) - std::exp(dot(q2, k2)) + R(start);
+  }
+};
+
+template <typename S, typename R>
+void run_step(const Sizes& z, Listed l, const Step& step) {
+  Inputs<S, R> in = inputs<S, R>(l, step.scale);
+  const Rows<S> out = l.rows<S>();
+  const HeadNorm<R> norm{l.pointer<const R>(), R(step.factor), R(step.eps)};
+  const LamVectors<R> vectors{l.pointer<const R>(), l.pointer<const R>(), l.pointer<const R>(),
+                              l.pointer<const R>(), step.lam_width, step.lam_share, step.start};
+  std::vector<R> lam(vectors.q1 ? z.heads : 0);
+  for (int64_t h = 0; h < int64_t(lam.size()); ++h)
+    lam[h] = h % step.lam_share ? lam[h - 1] : vectors.of(h);
+  if (vectors.q1) in.lam = {lam.data(), 0, 0, 1};
+  std::vector<R> lse(z.batch * z.queries * (z.heads + z.noise_heads));
+  decode(z, in, norm, out, lse.data(), lse.data() + z.batch * z.queries * z.heads);
 }
 
 template <typename S, typename R>
@@ -79,6 +116,16 @@ extern "C" void diff_attention_forward(int kind, const Sizes* sizes, void* const
   constexpr Run* runs[] = {run_forward<float, float>, run_forward<double, double>,
                            run_forward<BFloat16, float>};
   runs[kind](*sizes, {pointers, strides}, scale);
+}
+
+// Tensors in the order of `Inputs`, then out, the gain of the head norm, and four vectors of lam;
+// the last five may be absent. At most kFewQueries queries.
+extern "C" void diff_attention_step(int kind, const Sizes* sizes, void* const* pointers,
+                                    const int64_t* strides, const Step* step) {
+  using Run = void(const Sizes&, Listed, const Step&);
+  constexpr Run* runs[] = {run_step<float, float>, run_step<double, double>,
+                           run_step<BFloat16, float>};
+  runs[kind](*sizes, {pointers, strides}, *step);
 }
 
 extern "C" void diff_attention_backward(int kind, const Sizes* sizes, void* const* pointers,

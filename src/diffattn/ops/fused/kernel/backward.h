@@ -134,7 +134,7 @@ void backward(const Sizes& z, const Inputs<S, R>& in, Rows<const S> d_out, const
                 if (noise)
                   score_gradients(dp, p, maps_noise.data + from, of_noise + from,
                                   several && !first, tile.columns(),
-                                  in.lam[(b * z.queries + start + i) * z.heads + h], deltas[i],
+                                  *in.lam.at(b, start + i, h), deltas[i],
                                   deltas_noise[i]);
                 else
                   score_gradients(dp, p, tile.columns(), deltas[i]);

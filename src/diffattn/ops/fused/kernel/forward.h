@@ -154,7 +154,7 @@ void forward(const Sizes& z, const Inputs<S, R>& in, Rows<S> out, R* lse, R* lse
           for (int64_t i = 0; i < block.rows; ++i) {
             R* row = signal.row(n, i);
             if (noise) {
-              const R lam = in.lam[(b * z.queries + start + i) * z.heads + h];
+              const R lam = *in.lam.at(b, start + i, h);
               difference(row, other.row(n, i), tile.columns(), signal.factor(n, i),
                          lam * other.factor(n, i));
             } else {

@@ -48,7 +48,8 @@ template <typename S, typename R>
 struct Inputs {
   Rows<const S> q, k, v, q_noise, k_noise;  // without k_noise, noise queries meet the signal's keys
   Mask<R> mask;
-  const R *lam, *sink, *sink_noise;  // lam [B, T, H]
+  Rows<const R> lam;  // [B, T, H]
+  const R *sink, *sink_noise;
   R scale;
 };
 
