@@ -82,8 +82,14 @@ class ExponentialLambda(Fp32Module):
 
     def vectors(self) -> LamVectors:
         """What lam is made of, for a kernel that makes it."""
-        vectors = (self._parameters[name] for name in VECTORS)  # in every step of decoding
-        return LamVectors(*vectors, self.constants["start"], self.share)
+        return LamVectors(
+            self.lambda_q1,
+            self.lambda_k1,
+            self.lambda_q2,
+            self.lambda_k2,
+            self.constants["start"],
+            self.share,
+        )
 
     def extra_repr(self) -> str:
         """Shape of a vector and start value."""

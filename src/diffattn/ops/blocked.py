@@ -19,8 +19,8 @@ from diffattn.ops.masks import added_and_used, band, blank_unseen, block_of, rea
 from diffattn.ops.precision import own_precision
 from diffattn.ops.scoring import Scoring
 
-# of a block: most rows, the least number of blocks of a long sequence, and bytes of a map
-_ROWS, _BLOCKS, _BYTES = 128, 8, 8 << 20
+# bytes of a block's map that stay in cache; two heads of a long sequence may take twice as many
+_BYTES = 8 << 20
 
 
 def blocked_diff_attention(
@@ -160,9 +160,12 @@ class _Plan:
     def __init__(self, q: Tensor, k: Tensor, causal: bool, window: int | None) -> None:
         (batch, heads, self.length), (groups, self.keys) = q.shape[1:4], k.shape[1:3]
         self.causal, self.window, self.device = causal, window, q.device
-        self.height = min(self.length, max(32, min(_ROWS, self.length // _BLOCKS)))
-        reached = self.keys if window is None else min(self.keys, 2 * window + self.height)
-        fitting = max(1, _BYTES // (self.height * reached * q.element_size()))
+        reached = self.keys if window is None else min(self.keys, 2 * window + 256)
+        row = reached * q.element_size()  # bytes
+        # tall enough for fast products, low enough to skip most of what causal order hides
+        height = min(256, max(64, self.length // 16), max(32, _BYTES // row))
+        self.height = min(self.length, height)
+        fitting = max(2, _BYTES // (self.height * row))
         # short sequences: the heads of all batch entries as those of one, at the price of a copy
         self.entries = 1 if fitting >= 2 * heads else batch
         self.heads, self.share = batch * heads // self.entries, heads // groups

@@ -1,10 +1,13 @@
 """Attention by the compiled kernel: arguments are brought into the form it takes."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from diffattn.ops.fused.operators import fused_forward, run_forward
-from diffattn.ops.fused.step import MOST_QUERIES
+from diffattn.ops.fused.step import MOST_QUERIES, is_plain_call
 from diffattn.ops.masks import added_and_used, blank_unseen
 from diffattn.ops.scoring import Scoring
 
@@ -54,13 +57,13 @@ def _attend(
     if mask is not None:
         mask = mask.to(work).expand(q.shape[0], q.shape[2], q.shape[1], k.shape[1])
     rows = [q, k, v, q_noise, k_noise]
-    is_plain = _is_plain((*rows, lam, *sinks))
+    is_plain = is_plain_call(*rows, lam, *sinks)
     # few queries read keys and values where they lie, and none that is hidden
     if not is_plain or q.shape[1] > MOST_QUERIES:
         rows[1:3] = [blank_unseen(tensor, used) for tensor in (k, v)]
         rows[4] = None if k_noise is None else blank_unseen(k_noise, used)
     # what nobody differentiates or traces need not pass through torch's operators
-    run = run_forward if is_plain else fused_forward
+    run: Callable[..., Any] = run_forward if is_plain else fused_forward
     out, _, _ = run(
         *(None if tensor is None else _dense(tensor, work) for tensor in rows),
         lam,
@@ -71,16 +74,6 @@ def _attend(
         scoring.factor(q.shape[-1]),
     )
     return out.to(q.dtype)
-
-
-def _is_plain(tensors: tuple[Tensor | None, ...]) -> bool:
-    """Whether a call on these tensors is numbers alone: no gradient, no trace, no subclass."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return False
-    given = [tensor for tensor in tensors if tensor is not None]
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
-        return False
-    return all(type(tensor) is Tensor for tensor in given)
 
 
 def _dense(tensor: Tensor, work: torch.dtype) -> Tensor:

@@ -50,6 +50,17 @@ class _Step(ctypes.Structure):
     )
 
 
+def is_plain_call(*tensors: Tensor | None) -> bool:
+    """Whether a call on these is numbers alone: no gradient, no trace, no subclass of tensors."""
+    tracing = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+    if tracing or torch.compiler.is_compiling():
+        return False
+    given = [tensor for tensor in tensors if tensor is not None]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
+        return False
+    return all(type(tensor) in _PLAIN for tensor in given)
+
+
 def can_step(q: Tensor, k: Tensor, v: Tensor, *given: Tensor | None) -> bool:
     """Whether a call is a step that the kernel takes whole.
 
@@ -59,13 +70,11 @@ def can_step(q: Tensor, k: Tensor, v: Tensor, *given: Tensor | None) -> bool:
         v: [B, S, G, E].
         *given: everything else that is a tensor: mask, parameters.
     """
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return False
     if not (q.device.type == "cpu" and 0 < q.shape[1] <= MOST_QUERIES and q.dtype in KINDS):
         return False
     if any(t.dtype != q.dtype or t.stride(-1) != 1 for t in (k, v)) or q.stride(-1) != 1:
         return False
-    return all(t is None or type(t) in _PLAIN for t in (q, k, v, *given))
+    return is_plain_call(q, k, v, *given)
 
 
 def attention_step(
