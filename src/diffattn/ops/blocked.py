@@ -17,6 +17,7 @@ from torch import Tensor
 
 from diffattn.ops.masks import added_and_used, band, blank_unseen, block_of, reach
 from diffattn.ops.precision import own_precision
+from diffattn.ops.registry import differentiate, operator
 from diffattn.ops.scoring import Scoring
 
 # bytes of a block's map that stay in cache; two heads of a long sequence may take twice as many
@@ -215,8 +216,7 @@ class _Plan:
             )
 
 
-@torch.library.custom_op("diffattn::blocked_forward", mutates_args=())
-def blocked_forward(
+def _forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -253,13 +253,15 @@ def blocked_forward(
     return out
 
 
-@blocked_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
-    return q.new_empty(*q.shape[:4], v.shape[3])
+blocked_forward = operator(
+    "blocked_forward",
+    _forward,
+    device=None,
+    shapes=lambda q, k, v, *rest: q.new_empty(*q.shape[:4], v.shape[3]),
+)
 
 
-@torch.library.custom_op("diffattn::blocked_backward", mutates_args=())
-def blocked_backward(
+def _backward(
     d_out: Tensor,
     q: Tensor,
     k: Tensor,
@@ -320,10 +322,12 @@ def blocked_backward(
     return found
 
 
-@blocked_backward.register_fake
-def _(d_out: Tensor, *inputs: Any) -> list[Tensor]:
+def _gradient_shapes(d_out: Tensor, *inputs: Any) -> list[Tensor]:
     given = (*inputs[:6], *inputs[7:9])
     return [d_out.new_empty(0 if x is None else x.shape) for x in given]
+
+
+blocked_backward = operator("blocked_backward", _backward, device=None, shapes=_gradient_shapes)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -339,4 +343,4 @@ def _differentiate(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
     return *grads, None, None, None
 
 
-blocked_forward.register_autograd(_differentiate, setup_context=_keep)
+differentiate("blocked_forward", _differentiate, _keep)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from diffattn.ops.fused.library import library
+from diffattn.ops.registry import differentiate, operator
 
 KINDS = (torch.float32, torch.float64, torch.bfloat16)
 
@@ -81,12 +82,6 @@ def run_forward(
     return out, lse, lse_noise
 
 
-fused_forward = torch.library.custom_op(
-    "diffattn::fused_forward", run_forward, mutates_args=(), device_types="cpu"
-)
-"""`run_forward` as an operator, which autograd, compile and export know"""
-
-
 def _forward_shapes(q: Tensor, v: Tensor, q_noise: Tensor | None) -> tuple[Tensor, ...]:
     batch, length, heads = q.shape[:3]
     noise_heads = 0 if q_noise is None else q_noise.shape[2]
@@ -98,13 +93,15 @@ def _forward_shapes(q: Tensor, v: Tensor, q_noise: Tensor | None) -> tuple[Tenso
     )
 
 
-@fused_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, q_noise: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
-    return _forward_shapes(q, v, q_noise)
+fused_forward = operator(
+    "fused_forward",
+    run_forward,
+    device="cpu",
+    shapes=lambda q, k, v, q_noise, *rest: _forward_shapes(q, v, q_noise),
+)
 
 
-@torch.library.custom_op("diffattn::fused_backward", mutates_args=(), device_types="cpu")
-def fused_backward(
+def _run_backward(
     d_out: Tensor,
     q: Tensor,
     k: Tensor,
@@ -146,17 +143,14 @@ def _backward_shapes(
     )
 
 
-@fused_backward.register_fake
-def _(
-    d_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    q_noise: Tensor | None,
-    k_noise: Tensor | None,
-    *rest: Any,
-) -> Any:
-    return _backward_shapes(q, k, v, q_noise, k_noise)
+fused_backward = operator(
+    "fused_backward",
+    _run_backward,
+    device="cpu",
+    shapes=lambda d_out, q, k, v, q_noise, k_noise, *rest: _backward_shapes(
+        q, k, v, q_noise, k_noise
+    ),
+)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -193,4 +187,4 @@ def _differentiate(ctx: Any, d_out: Tensor | None, *of_sums: Any) -> tuple[Tenso
     )
 
 
-fused_forward.register_autograd(_differentiate, setup_context=_keep)
+differentiate("fused_forward", _differentiate, _keep)
