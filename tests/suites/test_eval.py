@@ -10,6 +10,9 @@ import time
 import pytest
 
 from diffattn.cli import main
+from diffattn.suites import SUITES
+from diffattn.suites.cards import make_card
+from diffattn.suites.suite import settings_of, suite_named
 
 FAST = ["--set", "loss.characters=512", "--set", "loss.windows=1", "--set", "loss.chunk=100"]
 
@@ -49,6 +52,31 @@ def test_the_same_model_twice_is_no_difference(place, tmp_path):
         assert found["comparisons"][0]["model"] == "one#2"
 
 
+def test_two_hundred_draws_of_the_same_model(place, tmp_path):
+    """Records of one model, measured twice: no claim of any suite finds a difference."""
+    few = ["retrieval.cells=2x1", "retrieval.depths=0.5", "retrieval.samples=3"]
+    extra = [word for text in [*few, "retrieval.lengths=600"] for word in ("--set", text)]
+    assert run(place, tmp_path / "out", "one", "one", extra=[*extra, "--suite", "all"]) == 0
+    for name in SUITES:
+        files = [tmp_path / "out" / "records" / name / f"{m}-0.jsonl" for m in ("one", "one#2")]
+        measured = {}
+        for file in files:
+            records = [json.loads(line) for line in file.read_text().splitlines()[1:]]
+            measured[file.stem] = [{record["id"]: record for record in records}]
+        suite = suite_named(name)
+        for claim in suite.claims(settings_of(name, {})):
+            for seed in range(200 if claim.measure.name in records[0]["values"] else 0):
+                found = make_card(
+                    claim,
+                    measured,
+                    configuration={},
+                    weights={name: ["the same"] for name in measured},
+                    same_tokens=True,
+                    seed=seed,
+                )
+                assert found["verdict"] == "no difference"
+
+
 def test_one_model_alone_decides_nothing(place, tmp_path):
     assert run(place, tmp_path / "out", "one") == 0
     found = card(tmp_path / "out")
@@ -74,8 +102,8 @@ def test_resuming_measures_what_is_missing(place, tmp_path, capsys):
     kept = (out / "records" / "loss" / "one-0.jsonl").read_bytes()
     assert run(place, out, "one", "other", extra=["--resume"]) == 0
     said = capsys.readouterr().err
-    assert "loss, one: there already" in said
-    assert "loss, other: 4 items" in said
+    assert "one, loss: there already" in said
+    assert "other, loss: 4 items" in said
     assert card(out) == whole
     assert sorted(path.read_bytes().splitlines(keepends=True)) == sorted(lines)
     assert (out / "records" / "loss" / "one-0.jsonl").read_bytes() == kept

@@ -6,6 +6,7 @@ import sys
 
 from diffattn.cli.arguments import Parser, again, names, said
 from diffattn.errors import UserError, needs_extra
+from diffattn.suites import SUITES
 
 
 def add(verbs: "argparse._SubParsersAction[Parser]") -> None:
@@ -27,7 +28,7 @@ def add(verbs: "argparse._SubParsersAction[Parser]") -> None:
         "--suite",
         required=True,
         type=names,
-        help="names separated by commas, or all: loss, retrieval",
+        help=f"names separated by commas, or all: {', '.join(SUITES)}",
     )
     parser.add_argument("--out", required=True, help="folder of the results")
     parser.add_argument(
@@ -56,7 +57,6 @@ def _eval(args: argparse.Namespace) -> int:
 
         from diffattn.suites.report import claims_table
         from diffattn.suites.run import StoppedError, evaluate
-        from diffattn.suites.suite import SUITES
 
         settings: dict[str, dict[str, str]] = {}
         for text in args.set:

@@ -10,7 +10,7 @@ import numpy as np
 
 from diffattn.data.answers import Span, encode_answers
 from diffattn.data.corpus import Document
-from diffattn.data.needles import CITIES, NEEDLE, SENTENCE, haystack
+from diffattn.data.needles import CITIES, NEEDLE, OPENING, SENTENCE, haystack
 from diffattn.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 Placed = Literal["first_query", "all_queries", "random"]
 PLACED: tuple[str, ...] = ("first_query", "all_queries", "random")
 _QUESTIONS = "\n\nThese are magic numbers that the text above names.\n"
+_ONE, _SEVERAL = "The magic number of {} is", "The magic numbers of {} are"
+TEMPLATES = (OPENING, NEEDLE, _QUESTIONS, _ONE, _SEVERAL)
+"""the fixed words of a prompt"""
 
 
 @dataclass(frozen=True)
@@ -195,11 +198,7 @@ def _question(
 ) -> Question:
     """A question, and the tokens of every number as an answer to it."""
     listed = cities[0] if len(cities) == 1 else f"{', '.join(cities[:-1])} and {cities[-1]}"
-    text = (
-        f"The magic number of {listed} is"
-        if len(cities) == 1
-        else (f"The magic numbers of {listed} are")
-    )
+    text = (_ONE if len(cities) == 1 else _SEVERAL).format(listed)
     others = [number for number in numbers if number not in own]
     ends = [
         tokenizer(f"{text} {number}", add_special_tokens=False)["input_ids"]  # pyright: ignore

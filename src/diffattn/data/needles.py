@@ -27,7 +27,7 @@ CITIES = (
     *("Singapore", "Sofia", "Stockholm", "Sydney", "Tehran", "Tokyo", "Vienna", "Warsaw"),
 )
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-_OPENING = "Remember the magic numbers of cities that this text names.\n\n"
+OPENING = "Remember the magic numbers of cities that this text names.\n\n"
 _CLOSING = "\n\nThese are magic numbers that the text above names.\n"
 NEEDLE = "The magic number of {city} is {number}."
 SENTENCE = re.compile(r"[^.!?]+[.!?]+\s*")
@@ -170,7 +170,7 @@ def haystack(
         places = list(range(needles))
     order = sorted(range(len(places)), key=places.__getitem__)
     at = {places[n]: NEEDLE.format(city=cities[n], number=numbers[n]) + " " for n in order}
-    parts = [_OPENING]
+    parts = [OPENING]
     for gap in range(max(gaps, needles)):
         parts.append(at.get(gap, ""))
         if gap < len(sentences):

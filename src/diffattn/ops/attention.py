@@ -116,6 +116,7 @@ def diff_attention(
             back to another implementation.
 
     Example:
+        >>> import torch
         >>> q, k, q_noise, k_noise = torch.randn(4, 1, 5, 2, 8).unbind(0)
         >>> v = torch.randn(1, 5, 2, 16)
         >>> diff_attention(q, k, v, q_noise, k_noise, lam=0.2, causal=True).shape

@@ -1,1 +1,4 @@
 """Claims of the papers on any language model: items, measures, intervals, cards."""
+
+SUITES = ("loss", "retrieval")
+"""modules of this package, each a `diffattn.suites.suite.Suite`"""

@@ -23,6 +23,7 @@ def make_card(
     configuration: Mapping[str, Any],
     weights: Mapping[str, Sequence[str]],
     same_tokens: bool,
+    seed: int = 0,
 ) -> Card:
     """The card of a claim.
 
@@ -36,6 +37,7 @@ def make_card(
         configuration: what they rest on; stands on the card.
         weights: what tells the models of each subject from others.
         same_tokens: whether all models have one tokenizer.
+        seed: of the bootstrap.
 
     Returns:
         `claim`, `effect`, `interval`, `verdict`, `reason`, and all that they come from. Of several
@@ -62,7 +64,7 @@ def make_card(
             {
                 "model": name,
                 "against": first,
-                **_effect(claim, paired, clusters, reason, careful=careful),
+                **_effect(claim, paired, clusters, reason, careful=careful, seed=seed),
             }
         )
     if comparisons:
@@ -70,7 +72,7 @@ def make_card(
     elif claim.content_free is not None:
         above = values[first] - claim.content_free
         careful = claim.measure.unit == "share"
-        top = _effect(claim, above, clusters, None, careful=careful)
+        top = _effect(claim, above, clusters, None, careful=careful, seed=seed)
     else:
         mean = models[0]["mean"]
         top = {"effect": mean, "interval": None, "verdict": "undecided", "reason": ALONE}
@@ -127,13 +129,21 @@ def _paired(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def _effect(
-    claim: Claim, values: np.ndarray, clusters: list[str], reason: str | None, *, careful: bool
+    claim: Claim,
+    values: np.ndarray,
+    clusters: list[str],
+    reason: str | None,
+    *,
+    careful: bool,
+    seed: int,
 ) -> dict[str, Any]:
     measure = claim.measure
     interval = None
     if reason is None:
         if values.size:
-            interval = bootstrap_interval(values, clusters=clusters, careful=float(careful))
+            interval = bootstrap_interval(
+                values, clusters=clusters, careful=float(careful), seed=seed
+            )
         reason = NO_VALUES if interval is None else ONE_SEED if len(values) == 1 else None
     return {
         "effect": float(values.mean()) if values.size else None,

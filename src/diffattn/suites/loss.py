@@ -20,6 +20,7 @@ from diffattn.suites.suite import Measured
 from diffattn.suites.text import Text
 
 ABOUT = "held-out loss, by position, and of tokens that complete a repeated pair"
+TEMPLATE = ""
 _FIRST_BIN = 256
 _PAPER_SHARE = 0.078  # of AR-Hit tokens, by the rows of the paper's Table 6
 
@@ -126,7 +127,8 @@ def items(settings: Settings, loaded: Loaded, text: Text) -> list[Window]:
         known = 1 - len(head)  # without BOS the first token is given
         starts = np.array([start for start, _ in one["offset_mapping"]])[known:]
         hits = (repeated >= 0) & (repeated <= most)
-        ends = np.array([len(piece[:start].encode()) for start in [*starts, len(piece)]])
+        bytes_before = np.cumsum([0, *(len(character.encode()) for character in piece)])
+        ends = bytes_before[[*starts, len(piece)]]
         found.append(
             Window(
                 id=f"{name}/{number}",

@@ -68,5 +68,8 @@ class Records:
 
 
 def _line(value: Mapping[str, Any]) -> bytes:
-    # NaN is written as null: no number, and JSON that every reader takes
-    return (json.dumps(value, allow_nan=False) + "\n").encode()
+    # NaN is no JSON: a suite has None for what is no number, and says so in the flags
+    try:
+        return (json.dumps(value, allow_nan=False) + "\n").encode()
+    except ValueError as error:
+        raise ValueError(f"{value.get('id')}: expected finite numbers or None") from error

@@ -89,6 +89,7 @@ def write_report(
             (
                 f"{subject}, {header['suite']}",
                 f"{header['first_ids']} ... {header['last_ids']}, items {header['items'][:12]}, "
+                f"template {header['template'][:12]}, "
                 f"weights {header['weights'][:12]}, {header['dtype']}, {header['model']}",
             )
             for subject, found in headers.items()

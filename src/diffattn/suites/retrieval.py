@@ -7,7 +7,13 @@ from typing import Any, cast
 
 import numpy as np
 
-from diffattn.data.needle_prompts import PLACED, NeedlePrompt, Placed, needle_prompts
+from diffattn.data.needle_prompts import (
+    PLACED,
+    TEMPLATES,
+    NeedlePrompt,
+    Placed,
+    needle_prompts,
+)
 from diffattn.errors import UserError
 from diffattn.evaluation.continuations import ReadContext
 from diffattn.evaluation.proportions import proportion_interval
@@ -20,6 +26,7 @@ from diffattn.suites.suite import Measured
 from diffattn.suites.text import Text
 
 ABOUT = "numbers of cities hidden in a text: found, confused with another, or missed"
+TEMPLATE = "\n".join(TEMPLATES)
 _NUMBER = re.compile(r"\d+")
 
 

@@ -126,33 +126,52 @@ def _measured(
     """Records by suite, subject and seed; headers by subject, one for each suite and seed."""
     found: dict[str, dict[str, list[dict[str, Record]]]] = {name: {} for name in chosen}
     headers: dict[str, list[dict[str, Any]]] = {}
-    total = sum(len(subject.models) for subject in subjects) * len(chosen)
-    place = 0
-    for subject in subjects:
-        for seed, path in enumerate(subject.models):
-            loaded, known = load(path, DTYPES[dtype]), identity(path)
-            for name, values in chosen.items():
-                place += 1
-                suite = suite_named(name)
-                items = suite.items(values, loaded, text)
-                header = _header(name, values, loaded, known, items, text, dtype)
-                headers.setdefault(subject.name, []).append({"model": str(path), **header})
-                records = Records(
-                    folder / "records" / name / f"{subject.name}-{seed}.jsonl", header
-                )
-                what = f"[{place}/{total}] {name}, {subject.name}"
-                if len(subject.models) > 1:
-                    what += f", seed {seed}"
-                todo = [item for item in items if item.id not in records.found]
-                stream = suite.measure(values, loaded, todo)
-                for record in _told(stream, len(todo), what, say):
-                    records.add(record)
-                    if should_stop():
-                        raise StoppedError
-                found[name].setdefault(subject.name, []).append(
-                    {item.id: records.found[item.id] for item in items}
-                )
+    places = [(subject, seed) for subject in subjects for seed in range(len(subject.models))]
+    for place, (subject, seed) in enumerate(places):
+        what = f"{subject.name}, seed {seed}" if len(subject.models) > 1 else subject.name
+        # a function of its own, so that no two models are in memory
+        for name, header, records in _of_model(
+            subject.models[seed],
+            chosen,
+            folder / "records",
+            f"{subject.name}-{seed}.jsonl",
+            text,
+            dtype,
+            say=lambda line, at=(place + 1, what): say(f"[{at[0]}/{len(places)}] {at[1]}, {line}"),
+            should_stop=should_stop,
+        ):
+            headers.setdefault(subject.name, []).append(header)
+            found[name].setdefault(subject.name, []).append(records)
     return found, headers
+
+
+def _of_model(
+    path: Path,
+    chosen: Mapping[str, Any],
+    folder: Path,
+    file: str,
+    text: Text,
+    dtype: str,
+    *,
+    say: Callable[[str], None],
+    should_stop: Callable[[], bool],
+) -> list[tuple[str, dict[str, Any], dict[str, Record]]]:
+    """Name, header and records of each suite."""
+    loaded, known = load(path, DTYPES[dtype]), identity(path)
+    found = []
+    for name, values in chosen.items():
+        suite = suite_named(name)
+        items = suite.items(values, loaded, text)
+        header = _header(name, values, loaded, known, items, text, dtype)
+        records = Records(folder / name / file, header)
+        todo = [item for item in items if item.id not in records.found]
+        for record in _told(suite.measure(values, loaded, todo), len(todo), name, say):
+            records.add(record)
+            if should_stop():
+                raise StoppedError
+        kept = {item.id: records.found[item.id] for item in items}
+        found.append((name, {"model": str(path), **header}, kept))
+    return found
 
 
 def _told(
@@ -191,6 +210,7 @@ def _header(
         "weights": known,
         "tokenizer": hashlib.sha256(vocabulary.encode()).hexdigest(),
         "text": text.digest,
+        "template": hashlib.sha256(suite_named(name).TEMPLATE.encode()).hexdigest(),
         "items": digest.hexdigest(),
         "first_ids": first[:6],
         "last_ids": first[-6:],

@@ -9,12 +9,11 @@ from typing import Any, ClassVar, Protocol
 
 from diffattn.errors import UserError
 from diffattn.report.tables import Figure, Table
+from diffattn.suites import SUITES
 from diffattn.suites.claim import Claim
 from diffattn.suites.records import Record
 from diffattn.suites.subject import Loaded
 from diffattn.suites.text import Text
-
-SUITES = ("loss", "retrieval")
 
 
 class Item(Protocol):
@@ -49,6 +48,8 @@ class Suite(Protocol):
     """
 
     ABOUT: str
+    TEMPLATE: str
+    """the fixed words of its prompts; records that were made with others are not gone on with"""
     Settings: type[Any]
 
     def items(self, settings: Any, loaded: Loaded, text: Text) -> Sequence[Any]:

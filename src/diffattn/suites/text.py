@@ -36,8 +36,8 @@ class Text:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the held-out documents."""
-        return corpus_digest(self.documents)
+        """SHA-256 of the held-out documents and of those in which words were counted."""
+        return f"{corpus_digest(self.documents)} {corpus_digest(self.training)}"
 
 
 def text_of(data: str | None, subjects: Sequence[Subject]) -> Text:
