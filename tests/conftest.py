@@ -29,7 +29,7 @@ settings.load_profile("default")  # `--hypothesis-profile=many` chooses the othe
 
 
 # folders whose every test needs an optional package
-NEEDS = {"transformers": ["bench", "models", "dex", "study"]}
+NEEDS = {"transformers": ["bench", "models", "dex", "study", "suites"]}
 MISSING = [name for name in NEEDS if importlib.util.find_spec(name) is None]
 collect_ignore = [folder for name in MISSING for folder in NEEDS[name]]
 

@@ -19,7 +19,7 @@ LAYERS = (
     ("models",),
     ("dex",),
     ("training", "evaluation", "analysis"),
-    ("bench", "compare", "study"),
+    ("bench", "compare", "study", "suites"),
     ("cli",),
     ("__main__",),
 )

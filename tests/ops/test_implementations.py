@@ -326,21 +326,6 @@ def test_strided_inputs_give_the_same_numbers(impl):
     )
 
 
-def test_auto_logs_its_choice_once(caplog):
-    from diffattn.ops import attention
-
-    attention._log_choice.cache_clear()
-    tensors = Geometry().draw()
-    with caplog.at_level("INFO", logger="diffattn"):
-        for _ in range(3):
-            diff_attention(*tensors, lam=0.4)
-            diff_attention(*tensors, lam=0.4, dropout=0.1)
-    messages = [record.getMessage() for record in caplog.records]
-    assert len(messages) == 2
-    assert "'sdpa'" in messages[0]
-    assert "'reference'" in messages[1]
-
-
 @pytest.mark.parametrize("impl", ["reference", "sdpa"])
 @pytest.mark.parametrize("name", [n for n in MASK_NAMES if n != "row-bias"])
 def test_softmax_attention_under_masks(impl, name):

@@ -7,10 +7,10 @@ from typing import ClassVar
 from diffattn.bench import plots, values
 from diffattn.bench.sides import DTYPES, FORMS, PASSES, Shape, Side, sides_of
 from diffattn.bench.spread import Spread, ratio, spread
-from diffattn.bench.tables import Figure, Table
 from diffattn.bench.timing import timed, wrong_sides
 from diffattn.bench.work import Record, Results
 from diffattn.errors import UserError
+from diffattn.report.tables import Figure, Table
 
 Task = tuple[str, Shape, str, str]
 _CASE = "FORM:B,H,G,T,S,HEAD_DIM:DTYPE:PASS"

@@ -8,10 +8,10 @@ from diffattn.bench import plots, values
 from diffattn.bench.memory import peak_memory
 from diffattn.bench.sides import BASE, PASSES, of_transformer, sides_of
 from diffattn.bench.spread import spread
-from diffattn.bench.tables import Figure, Table
 from diffattn.bench.timing import ratios, timed, wrong_sides
 from diffattn.bench.work import Record, Results
 from diffattn.report.numbers import bytes_text
+from diffattn.report.tables import Figure, Table
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,12 +14,12 @@ from diffattn.bench import plots, values
 from diffattn.bench.accuracy import LIMIT
 from diffattn.bench.sides import DTYPES
 from diffattn.bench.spread import Spread, ratio, spread
-from diffattn.bench.tables import Figure, Table
 from diffattn.bench.timing import ROUNDS, wrong_sides
 from diffattn.bench.work import Record, Results
 from diffattn.errors import UserError
 from diffattn.evaluation import take_turns, training_rates
 from diffattn.models import DiffTransformerConfig, DiffTransformerForCausalLM
+from diffattn.report.tables import Figure, Table
 
 KINDS = {"softmax": "Transformer", "v1": "V1", "v2": "V2"}
 _BASE = ("softmax", "sdpa")

@@ -7,10 +7,10 @@ from typing import ClassVar
 from diffattn.bench import plots, values
 from diffattn.bench.sides import BASE, FORMS, PASSES, of_transformer, sides_of
 from diffattn.bench.spread import spread
-from diffattn.bench.tables import Figure, Table
 from diffattn.bench.timing import ratios, timed, wrong_sides
 from diffattn.bench.work import Record, Results
 from diffattn.errors import UserError
+from diffattn.report.tables import Figure, Table
 
 Task = tuple[tuple[int, ...], str]
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from diffattn.bench.tables import Figure, Table
 from diffattn.report.page import render_page
+from diffattn.report.tables import Figure, Table
 from diffattn.whole_file import write_text
 
 Results = dict[str, Any]

@@ -7,8 +7,8 @@ from types import ModuleType
 from typing import Any
 
 from diffattn.bench.report import write_report
-from diffattn.bench.tables import Table
 from diffattn.bench.work import Results, Settings, measured
+from diffattn.report.tables import Table
 
 KINDS = ("operator", "lengths", "model", "auto")
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from diffattn import __version__
-from diffattn.cli import bench, compare, convert, dex, fetch
+from diffattn.cli import bench, compare, convert, dex, eval, fetch
 from diffattn.cli.arguments import Parser
 from diffattn.errors import UserError
 
@@ -39,6 +39,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="diffattn", description="Differential attention for PyTorch.")
     parser.add_argument("--version", action="version", version=f"diffattn {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for verb in (bench, compare, convert, dex, fetch):
+    for verb in (bench, compare, convert, dex, eval, fetch):
         verb.add(verbs)
     return parser

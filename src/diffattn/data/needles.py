@@ -29,7 +29,8 @@ CITIES = (
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _OPENING = "Remember the magic numbers of cities that this text names.\n\n"
 _CLOSING = "\n\nThese are magic numbers that the text above names.\n"
-_SENTENCE = re.compile(r"[^.!?]+[.!?]+\s*")
+NEEDLE = "The magic number of {city} is {number}."
+SENTENCE = re.compile(r"[^.!?]+[.!?]+\s*")
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def needle_items(
             f"queries: expected 1 to needles, and needles up to {len(CITIES)}, "
             f"got {queries} of {needles}"
         )
-    sentences = [s for document in documents for s in _SENTENCE.findall(document.text)]
+    sentences = [s for document in documents for s in SENTENCE.findall(document.text)]
     sizes = [len(ids) for ids in tokenizer(sentences, add_special_tokens=False)["input_ids"]]
     items = []
     for index in range(count):
@@ -129,28 +130,52 @@ def needle_text(
         depth: place of the first question's needle, 0 the start and 1 the end.
         rng: draws cities, numbers and places.
     """
-    cities = [CITIES[n] for n in rng.permutation(len(CITIES))[:needles]]
-    numbers = [str(n) for n in _different(rng, needles)]
-    gaps = len(sentences) + 1
-    first = round(depth * (gaps - 1))
-    others = [gap for gap in range(gaps) if gap != first]
-    if sentences:
-        places = [first, *rng.permutation(others)[: needles - 1].tolist()]
-    else:
-        places = list(range(needles))
-    order = sorted(range(len(places)), key=places.__getitem__)
-    at = {places[n]: f"The magic number of {cities[n]} is {numbers[n]}. " for n in order}
-    body = [_OPENING]
-    for gap in range(max(gaps, needles)):
-        body.append(at.get(gap, ""))
-        if gap < len(sentences):
-            body.append(" ".join(sentences[gap].split()) + " ")
-    text, answers = "".join(body).rstrip() + _CLOSING, []
-    for n in range(min(queries, len(places))):
+    body, cities, numbers, order = haystack(
+        sentences, needles, [round(depth * len(sentences))], rng
+    )
+    text, answers = body + _CLOSING, []
+    for n in range(min(queries, len(order))):
         text += f"The magic number of {cities[n]} is "
         answers.append((len(text), len(text) + len(numbers[n])))
         text += f"{numbers[n]}.\n"
     return NeedleText(text, tuple(answers), tuple((cities[n], numbers[n]) for n in order))
+
+
+def haystack(
+    sentences: Sequence[str], needles: int, wanted: Sequence[int], rng: np.random.Generator
+) -> tuple[str, list[str], list[str], list[int]]:
+    """Put needles between sentences.
+
+    Args:
+        sentences: the haystack; without any, the needles alone.
+        needles: number of them.
+        wanted: gaps of the first needles, 0 before the first sentence; no two needles share a gap,
+            a later one takes the nearest free one. The other needles lie anywhere.
+        rng: draws cities, numbers and places.
+
+    Returns:
+        The text, cities, numbers, and the order of the needles in the text.
+    """
+    cities = [CITIES[n] for n in rng.permutation(len(CITIES))[:needles]]
+    numbers = [str(n) for n in _different(rng, needles)]
+    gaps = len(sentences) + 1
+    places: list[int] = []
+    for place in wanted:
+        free = [gap for gap in range(gaps) if gap not in places]
+        places.append(min(free, key=lambda gap: abs(gap - place)))
+    others = [gap for gap in range(gaps) if gap not in places]
+    if sentences:
+        places = [*places, *rng.permutation(others)[: needles - len(places)].tolist()]
+    else:
+        places = list(range(needles))
+    order = sorted(range(len(places)), key=places.__getitem__)
+    at = {places[n]: NEEDLE.format(city=cities[n], number=numbers[n]) + " " for n in order}
+    parts = [_OPENING]
+    for gap in range(max(gaps, needles)):
+        parts.append(at.get(gap, ""))
+        if gap < len(sentences):
+            parts.append(" ".join(sentences[gap].split()) + " ")
+    return "".join(parts).rstrip(), cities, numbers, order
 
 
 def _different(rng: np.random.Generator, count: int) -> list[int]:

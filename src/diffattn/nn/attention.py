@@ -23,7 +23,7 @@ from diffattn.ops import (
     subtract_maps,
     subtract_outputs,
 )
-from diffattn.ops.attention import Implementation, choose_implementation
+from diffattn.ops.choice import Implementation, choose_implementation
 from diffattn.ops.fused import attention_step
 from diffattn.ops.scoring import Scoring
 

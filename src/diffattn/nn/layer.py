@@ -11,7 +11,7 @@ from diffattn.nn.checks import check_number, check_sequence
 from diffattn.nn.norm import RMSNorm
 from diffattn.ops import apply_rotary, rotary_angles
 from diffattn.ops.arguments import check_numbers
-from diffattn.ops.attention import Implementation
+from diffattn.ops.choice import Implementation
 from diffattn.ops.fused import can_step
 
 Rotation = tuple[Tensor, Tensor]

@@ -1,6 +1,7 @@
 """Differential attention as functions of tensors; imports torch alone."""
 
-from diffattn.ops.attention import IMPLEMENTATIONS, diff_attention, softmax_attention
+from diffattn.ops.attention import diff_attention, softmax_attention
+from diffattn.ops.choice import IMPLEMENTATIONS
 from diffattn.ops.difference import subtract_maps, subtract_outputs
 from diffattn.ops.lambdas import exponential_lambda, lambda_init, sigmoid_lambda
 from diffattn.ops.layout import join_stripes, split_stripes

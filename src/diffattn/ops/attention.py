@@ -4,11 +4,8 @@ Axis letters: B batch, T query length, S key length, H signal (= output) heads, 
 G key/value heads, D query and key width, E value width.
 """
 
-import functools
-import logging
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from diffattn.ops.arguments import (
@@ -21,6 +18,12 @@ from diffattn.ops.arguments import (
     check_values,
 )
 from diffattn.ops.blocked import blocked_diff_attention, blocked_softmax_attention
+from diffattn.ops.choice import (
+    Implementation,
+    choose_implementation,
+    fastest_implementation,
+    log_choice,
+)
 from diffattn.ops.fused import fused_diff_attention, fused_softmax_attention
 from diffattn.ops.gpu import gpu_diff_attention
 from diffattn.ops.one_call import one_call_diff_attention
@@ -28,11 +31,6 @@ from diffattn.ops.precision import own_precision
 from diffattn.ops.reference import reference_diff_attention, reference_softmax_attention
 from diffattn.ops.scoring import Scoring
 from diffattn.ops.sdpa import sdpa_diff_attention, sdpa_softmax_attention
-
-Implementation = Literal["auto", "reference", "sdpa", "one_call", "blocked", "fused", "triton"]
-IMPLEMENTATIONS: tuple[str, ...] = ("reference", "sdpa", "one_call", "blocked", "fused")
-"""those that run on a CPU"""
-ON_GPUS: tuple[str, ...] = ("triton",)
 
 _DIFF = {
     "sdpa": sdpa_diff_attention,
@@ -47,8 +45,6 @@ _SOFTMAX = {
     "blocked": blocked_softmax_attention,
     "fused": fused_softmax_attention,
 }
-
-_logger = logging.getLogger(__name__)
 
 
 def diff_attention(
@@ -104,8 +100,9 @@ def diff_attention(
             on blocks of rows; no dropout, no soft cap, no gradient of a mask), "fused" (the same
             on CPUs, compiled once by the machine's g++), "triton" (on GPUs: both maps in one pass;
             the same three refused, fp64 too; few queries without gradients are split over the
-            keys) or "auto": "reference" where dropout needs a shared mask or scores are capped,
-            else "sdpa".
+            keys) or "auto": "reference" where dropout needs a shared mask or scores are capped;
+            else on a CPU "fused", or "blocked" where the machine has no compiler, as
+            `diffattn.ops.choice.fastest_implementation` says; else "sdpa".
             Torch itself drops entries on a CPU only by building the whole map.
 
     Returns:
@@ -140,8 +137,11 @@ def diff_attention(
     sinks = check_sinks(sink, sink_noise, q.shape[2], q_noise.shape[2])
     shared_dropout = dropout > 0 and dropout_masks == "shared"
     chosen = choose_implementation(impl, softcap, dropout, dropout_masks)
-    if impl == "auto" and not torch.compiler.is_compiling():
-        _log_choice("diff_attention", chosen, q.device.type)
+    if impl == "auto":
+        if chosen != "reference":
+            given = (q, k, v, q_noise, k_noise, lam, *sinks)
+            chosen = fastest_implementation(*given, mask=mask, dropout=dropout)
+        log_choice("diff_attention", chosen, q.device)
     if chosen == "reference":
         with own_precision(q):
             return reference_diff_attention(
@@ -189,8 +189,7 @@ def softmax_attention(
         softcap: as in `diff_attention`.
         sink: [H], as in `diff_attention`.
         dropout: probability of dropping an entry of the map; pass 0 in evaluation.
-        impl: "reference", "sdpa", "blocked", "fused" or "auto": "reference" where scores are
-            capped, else "sdpa".
+        impl: "reference", "sdpa", "blocked", "fused" or "auto", as in `diff_attention`.
 
     Returns:
         [B, T, H, E] in the dtype of `q`.
@@ -211,57 +210,10 @@ def softmax_attention(
             f"impl: expected 'auto', 'reference', 'sdpa', 'blocked' or 'fused', got {impl!r}"
         )
     chosen = choose_implementation(impl, softcap, dropout, "independent")
+    if impl == "auto":
+        if chosen != "reference":
+            chosen = fastest_implementation(q, k, v, sink, mask=mask, dropout=dropout)
+        log_choice("softmax_attention", chosen, q.device)
     run = _SOFTMAX[chosen]
     with own_precision(q):
         return run(q, k, v, scoring, sink=sink)
-
-
-def choose_implementation(
-    impl: str, softcap: float | None, dropout: float, dropout_masks: str
-) -> str:
-    """The implementation that runs; layers ask when they are built, the operator at each call.
-
-    Args:
-        impl: a name, or "auto".
-        softcap: of the scores.
-        dropout: probability.
-        dropout_masks: "shared" or "independent".
-
-    Returns:
-        One of `IMPLEMENTATIONS` or `ON_GPUS`.
-
-    Raises:
-        ValueError: an unknown name.
-        NotImplementedError: the named implementation cannot serve the other arguments.
-    """
-    names = IMPLEMENTATIONS + ON_GPUS
-    if impl != "auto" and impl not in names:
-        raise ValueError(f"impl: expected 'auto' or one of {names}, got {impl!r}")
-    if dropout_masks not in ("shared", "independent"):
-        raise ValueError(
-            f"dropout_masks: expected 'shared' or 'independent', got {dropout_masks!r}"
-        )
-    shared_dropout = dropout > 0 and dropout_masks == "shared"
-    if impl == "auto":
-        return "reference" if shared_dropout or softcap is not None else "sdpa"
-    if impl in ("blocked", "fused", "triton") and softcap is not None:
-        raise NotImplementedError(f"impl={impl!r} has no softcap: ask for impl='reference'")
-    if impl in ("blocked", "fused", "triton") and dropout > 0:
-        raise NotImplementedError(
-            f"impl={impl!r} has no dropout: ask for impl='sdpa' or 'reference'"
-        )
-    if impl != "reference" and shared_dropout:
-        raise NotImplementedError(
-            f"impl={impl!r} draws a dropout mask for each map: ask for "
-            "dropout_masks='independent', or impl='reference'"
-        )
-    if impl != "reference" and softcap is not None:
-        raise NotImplementedError(
-            f"impl={impl!r} runs torch's kernel, which takes no softcap: ask for impl='reference'"
-        )
-    return impl
-
-
-@functools.cache
-def _log_choice(operator: str, impl: str, device: str) -> None:
-    _logger.info("%s: impl='auto' runs %r on %s", operator, impl, device)

@@ -27,14 +27,17 @@ def library() -> ctypes.CDLL:
     """The kernel, loaded; compiled first where the cache does not hold it (some seconds).
 
     Raises:
-        NotImplementedError: there is no compiler, or it fails.
+        NotImplementedError: there is no compiler, it fails, or what it made cannot be loaded.
     """
     path = _path()
     if not path.is_file():
         _logger.info("compiling %s, once on this machine", SOURCE.name)
         _build(path)
     # torch is loaded: the kernel finds its OpenMP, and both share their threads
-    loaded = ctypes.CDLL(str(path))
+    try:
+        loaded = ctypes.CDLL(str(path))
+    except OSError as error:  # damaged, or on a file system that runs nothing
+        raise NotImplementedError(f"impl='fused': cannot load {path}: {error}") from error
     for name in ("diff_attention_forward", "diff_attention_backward"):
         function = getattr(loaded, name)
         function.restype = None
@@ -75,7 +78,7 @@ def _path() -> Path:
     version = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
     texts = [path.read_text() for path in sorted(SOURCE.parent.iterdir())]
     key = "\n".join((*texts, *_FLAGS, version.stdout, _processor(), torch.__version__))
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
     return Path(cache) / "diffattn" / "kernels" / f"attention-{digest}.so"
 

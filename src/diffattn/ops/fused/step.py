@@ -4,17 +4,17 @@ import ctypes
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from diffattn.ops.fused.library import library
 from diffattn.ops.fused.operators import KINDS
 from diffattn.ops.layout import split_stripes
 from diffattn.ops.masks import added_and_used
+from diffattn.ops.plain import are_plain
 from diffattn.ops.scoring import Scoring
 
 MOST_QUERIES = 4
 """kFewQueries of the kernel"""
-_PLAIN = (Tensor, nn.Parameter)
 _Sizes, _Pointers, _Strides = ctypes.c_int64 * 10, ctypes.c_void_p * 15, ctypes.c_int64 * 25
 _Place = tuple[int, tuple[int, ...]]
 """address and strides of rows"""
@@ -51,14 +51,11 @@ class _Step(ctypes.Structure):
 
 
 def is_plain_call(*tensors: Tensor | None) -> bool:
-    """Whether a call on these is numbers alone: no gradient, no trace, no subclass of tensors."""
-    tracing = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
-    if tracing or torch.compiler.is_compiling():
-        return False
+    """Whether nobody differentiates or traces a call on these."""
     given = [tensor for tensor in tensors if tensor is not None]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
         return False
-    return all(type(tensor) in _PLAIN for tensor in given)
+    return are_plain(given)
 
 
 def can_step(q: Tensor, k: Tensor, v: Tensor, *given: Tensor | None) -> bool:

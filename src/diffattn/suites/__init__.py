@@ -1,0 +1,1 @@
+"""Claims of the papers on any language model: items, measures, intervals, cards."""
