@@ -10,6 +10,7 @@ import time
 import pytest
 
 from diffattn.cli import main
+from diffattn.suites.subject import identity
 
 FAST = ["--set", "loss.characters=512", "--set", "loss.windows=1", "--set", "loss.chunk=100"]
 
@@ -65,6 +66,21 @@ def test_arms_of_a_comparison_pair_their_seeds(place, tmp_path):
     assert len(list((tmp_path / "out" / "records" / "loss").iterdir())) == 4
 
 
+def test_arms_by_their_names_and_with_common_seeds_alone(place, tmp_path, capsys):
+    run_folder = tmp_path / "run"
+    shutil.copytree(place / "run", run_folder)
+    (run_folder / "runs" / "second" / "seed0" / "result.json").unlink()
+    words = [f"{run_folder}:first", f"{run_folder}:second", "--suite", "loss", *FAST]
+    words += ["--data", str(place / "text.jsonl"), "--out", str(tmp_path / "out")]
+    assert main(["eval", *words]) == 0
+    assert "first: seeds (1,) alone" in capsys.readouterr().err
+    names = {path.name for path in (tmp_path / "out" / "records" / "loss").iterdir()}
+    assert names == {"first-1.jsonl", "second-1.jsonl"}
+    header = (tmp_path / "out" / "records" / "loss" / "first-1.jsonl").read_text().split("\n")[0]
+    model = run_folder / "runs" / "first" / "seed1" / "model"
+    assert json.loads(header)["weights"] == identity(model)
+
+
 def test_resuming_measures_what_is_missing(place, tmp_path, capsys):
     out = tmp_path / "out"
     assert run(place, out, "one", "other") == 0
@@ -110,6 +126,8 @@ REFUSED = {
     "no field": (["one"], ["--set", "loss=3"], "set: expected SUITE.FIELD=VALUE, got 'loss=3'"),
     "other suite": (["one"], ["--set", "icl.shots=3"], "set: icl is not among the suites"),
     "small": (["one"], ["--set", "loss.characters=100"], "loss.characters: expected at least"),
+    "no such arm": (["run:third"], [], "MODEL: expected a folder"),
+    "no memory": (["one"], ["--memory", "30KB"], "memory: expected at least"),
     "dtype": (["one"], ["--dtype", "fp8"], "dtype: expected fp32 or bf16, got 'fp8'"),
     "long": (["one"], ["--set", "loss.characters=90000"], "loss.characters: expected at most"),
     "context": (["short"], [], "expected at most 64, the model's context"),
@@ -123,6 +141,14 @@ def test_bad_input_is_one_line(reason, place, tmp_path, capsys):
     told = capsys.readouterr().err.strip().splitlines()
     assert expected in told[-1]
     assert sum("diffattn eval:" in line for line in told) == 1
+
+
+@pytest.mark.parametrize("size", ["4", "GB", "0GB", "4 XB"])
+def test_sizes_of_memory(size, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["eval", "m", "--suite", "loss", "--out", "o", "--memory", size])
+    assert ended.value.code == 2
+    assert f"expected a size such as 4GB or 500MB, got {size!r}" in capsys.readouterr().err
 
 
 def test_no_such_suite(place, tmp_path, capsys):

@@ -70,7 +70,7 @@ def text_of(data: str | None, subjects: Sequence[Subject]) -> Text:
         file.verify()
         parts.append(
             [
-                Document(f"{name}-{n}", tokenizer.decode(ids, skip_special_tokens=True))
+                Document(f"{name}-{n}", str(tokenizer.decode(ids, skip_special_tokens=True)))
                 for n, ids in enumerate(_documents(file))
             ]
         )
