@@ -13,6 +13,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from diffattn.errors import UserError
 from diffattn.evaluation.continuations import ReadContext
+from diffattn.nn import DiffAttention
+from diffattn.ops.layout import split_stripes
 
 NAME = "eager_diffattn_rows"  # our models let only names with "eager" cap scores and use sinks
 
@@ -23,11 +25,14 @@ class Rows:
 
     Args:
         used: [heads, S] what multiplies the values; signed in a differential layer.
-        maps: [maps, S] each softmax alone, in the order of the kernel; `used` in a plain layer.
+        signal: [heads, S] the first softmax; `used` in a plain layer.
+        noise: [noise heads, S] the second softmax, not yet times its coefficient; None in a
+            plain layer.
     """
 
     used: Tensor
-    maps: Tensor
+    signal: Tensor
+    noise: Tensor | None
 
 
 @torch.no_grad()
@@ -69,7 +74,7 @@ def _registered(kept: dict[int, Rows], model: nn.Module) -> Iterator[None]:
     hooks = [
         module.register_forward_pre_hook(recorder.see, with_kwargs=True)
         for module in model.modules()
-        if hasattr(module, "combine_maps")
+        if isinstance(module, DiffAttention)
     ]
     ALL_ATTENTION_FUNCTIONS.register(NAME, recorder.attend)
     ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["eager"])
@@ -105,7 +110,7 @@ class _Recorder:
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
         """Outputs [B, T, heads, E] of softmax(query key^T scaling + mask) value."""
-        if hasattr(module, "lambda_q1") and not hasattr(module, "combine_maps"):
+        if hasattr(module, "lambda_q1") and not isinstance(module, DiffAttention):
             raise UserError(
                 f"model: how {type(module).__name__} subtracts its maps is not known; convert it"
             )
@@ -128,8 +133,13 @@ class _Recorder:
             weights = torch.cat((scores, sink), -1).softmax(-1)[..., :-1]
         else:
             weights = scores.softmax(-1)
-        last, used = weights[:, :, -1:], weights[:, :, -1:]
-        if hasattr(module, "combine_maps"):
-            used = module.combine_maps(self.hidden[:, -1:], last.to(value.dtype)).float()  # pyright: ignore
-        self.kept[module.layer_idx] = Rows(used[0, :, 0].cpu(), last[0, :, 0].cpu())  # pyright: ignore
+        self.kept[module.layer_idx] = self._rows(module, weights[:, :, -1:])  # pyright: ignore
         return (weights.to(value.dtype) @ value).transpose(1, 2).contiguous(), None
+
+    def _rows(self, module: Any, maps: Tensor) -> Rows:
+        """Rows from the kernel's maps of the last token, [1, query heads, 1, S]."""
+        if not isinstance(module, DiffAttention):
+            return Rows(maps[0, :, 0].cpu(), maps[0, :, 0].cpu(), None)
+        used = module.combine_maps(self.hidden[:, -1:], maps)
+        signal, noise = split_stripes(maps.transpose(1, 2), module.sizes.ratio)
+        return Rows(used[0, :, 0].float().cpu(), signal[0, 0].cpu(), noise[0, 0].cpu())

@@ -79,11 +79,11 @@ def _measured(settings: Settings, loaded: Loaded, item: NeedlePrompt) -> Record:
         "entropy": float(np.mean([absolute_entropy(rows.used) for rows in layers])),
     }
     finite = all(value is None or np.isfinite(value) for value in values.values())
-    halves = [rows.maps.chunk(2) for rows in layers if len(rows.maps) != len(rows.used)]
+    pairs = [(rows.signal, rows.noise) for rows in layers if rows.noise is not None]
     both = {
-        name: _mean([row_shares(pair[n], parts, "raw") for pair in halves])
-        for n, name in enumerate(("first map", "second map"))
-        if halves
+        name: _mean([row_shares(pair[n], parts, "raw") for pair in pairs])
+        for n, name in enumerate(("signal", "noise"))
+        if pairs
     }
     return {
         "id": item.id,
@@ -126,7 +126,7 @@ def claims(settings: Settings) -> list[Claim]:
 
 
 def tables(settings: Settings, measured: Measured) -> list[Table]:
-    """Every measure by model and depth, then the single maps."""
+    """Every measure by model and depth."""
     names = ("answer", "noise", "first", "query", "ratio", "negative", "entropy")
     rows = []
     for name, seeds in measured.items():
