@@ -26,7 +26,9 @@ def tiny(kind):
     torch.manual_seed(0)
     if kind == "llama":
         return LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
-    config = DiffTransformerConfig(attention=kind, **SIZES)
+    config = DiffTransformerConfig(
+        vocab_size=60, hidden_size=32, num_hidden_layers=2, match_heads=4, attention=kind
+    )
     return DiffTransformerForCausalLM(config).eval()
 
 

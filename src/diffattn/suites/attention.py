@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from diffattn.data.needle_prompts import NeedlePrompt
+from diffattn.errors import UserError
 from diffattn.evaluation.attention_rows import last_rows
 from diffattn.evaluation.continuations import ReadContext
 from diffattn.evaluation.shares import (
@@ -15,7 +16,6 @@ from diffattn.evaluation.shares import (
     negative_mass,
     row_shares,
 )
-from diffattn.errors import UserError
 from diffattn.report.tables import Figure, Table
 from diffattn.suites import plots, retrieval
 from diffattn.suites.claim import Claim, Measure
@@ -148,9 +148,7 @@ def figures(settings: Settings, measured: Measured) -> list[Figure]:
     """Answer, noise and first token over depth."""
     if settings.placed == "random" or len(settings.depths) < 2:
         return []
-    panels = {
-        name: retrieval._over_depth(measured, name) for name in ("answer", "noise", "first")
-    }
+    panels = {name: retrieval._over_depth(measured, name) for name in ("answer", "noise", "first")}
     drawn = plots.lines(
         "attention-depth",
         "Attention over depth",
