@@ -32,7 +32,7 @@ def tiny(kind):
     return DiffTransformerForCausalLM(config).eval()
 
 
-@pytest.mark.parametrize("kind", ["llama", "softmax", "diff_v1", "diff_v2"])
+@pytest.mark.parametrize("kind", ["llama", "softmax", "v1", "v2"])
 def test_rows_are_those_of_the_whole_maps(kind):
     model, ids = tiny(kind), torch.randint(60, (40,), generator=torch.Generator().manual_seed(1))
     before = model.config._attn_implementation
