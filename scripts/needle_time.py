@@ -1,48 +1,62 @@
-"""Prints how long the suite `retrieval` takes beside the bare forward passes of its prompts."""
+"""How much longer needle prompts take with all scorers than their bare forward passes.
+
+    python scripts/needle_time.py MODEL --prompts 100 --length 2048
+
+Each prompt is measured in turns: the suite's record, then one forward pass over the same tokens.
+"""
 
 import argparse
-import statistics
 import time
 from pathlib import Path
 
 import torch
 
+from diffattn.data import load_documents
+from diffattn.data.needle_prompts import needle_prompts
 from diffattn.suites import retrieval
 from diffattn.suites.subject import load
-from diffattn.suites.text import text_of
 
 
-def main() -> None:
-    """Time both in turns, prompt by prompt."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", type=Path, help="folder of a causal language model")
-    parser.add_argument("--length", type=int, default=2048, help="tokens of a prompt")
+def main():
+    """Print the ratio of both sums."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model")
     parser.add_argument("--prompts", type=int, default=100)
-    args = parser.parse_args()
-    loaded = load(args.model, torch.float32)
-    each = -(-args.prompts // 20)  # four cells, five depths
-    settings = retrieval.Settings(lengths=(args.length,), samples=each)
-    items = retrieval.items(settings, loaded, text_of(None, []))[
-        :: max(1, 20 * each // args.prompts)
-    ]
-    ratios, bare, whole = [], 0.0, 0.0
-    for number, item in enumerate(items[: args.prompts]):
-        times = {}
-        for side in ("bare", "suite") if number % 2 else ("suite", "bare"):
+    parser.add_argument("--length", type=int, default=2048)
+    parser.add_argument("--needles", type=int, default=4)
+    parser.add_argument("--queries", type=int, default=2)
+    options = parser.parse_args()
+    loaded = load(Path(options.model), torch.float32)
+    prompts = needle_prompts(
+        load_documents(None),
+        loaded.tokenizer,
+        length=options.length,
+        needles=options.needles,
+        queries=options.queries,
+        depths=(0.5,),
+        samples=options.prompts,
+    )
+    settings = retrieval.Settings(cells=(f"{options.needles}x{options.queries}",))
+
+    def suite(prompt):
+        list(retrieval.measure(settings, loaded, [prompt]))
+
+    @torch.no_grad()
+    def bare(prompt):
+        ids = torch.tensor([prompt.prompt], device=loaded.model.device)
+        loaded.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits.sum().item()
+
+    for side in (suite, bare):  # the first call of each warms up
+        side(prompts[0])
+    spent = {suite: 0.0, bare: 0.0}
+    for n, prompt in enumerate(prompts):
+        for side in (suite, bare) if n % 2 else (bare, suite):
             started = time.perf_counter()
-            if side == "bare":
-                with torch.no_grad():
-                    loaded.model(input_ids=torch.tensor([item.prompt]), logits_to_keep=1)
-            else:
-                list(retrieval.measure(settings, loaded, [item]))
-            times[side] = time.perf_counter() - started
-        bare, whole = bare + times["bare"], whole + times["suite"]
-        ratios.append(times["suite"] / times["bare"])
-        if number % 10 == 9:
-            print(f"{number + 1} prompts: {whole / bare:.3f}", flush=True)
+            side(prompt)
+            spent[side] += time.perf_counter() - started
     print(
-        f"{len(ratios)} prompts of {args.length:,} tokens: {whole:.1f} s, bare passes {bare:.1f} "
-        f"s, ratio {whole / bare:.3f}, median of prompts {statistics.median(ratios):.3f}"
+        f"{len(prompts)} prompts of {options.length:,} tokens: suite {spent[suite]:.1f} s, "
+        f"bare passes {spent[bare]:.1f} s, ratio {spent[suite] / spent[bare]:.3f}"
     )
 
 

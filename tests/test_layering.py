@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "diffattn"
 
 # from the bottom up; siblings in one tuple do not import one another
 LAYERS = (
-    ("errors", "locks", "machine", "signals", "whole_file"),
+    ("errors", "locks", "machine", "memory", "signals", "whole_file"),
     ("data", "folder", "report"),
     ("ops",),
     ("nn",),

@@ -12,6 +12,7 @@ import pytest
 from diffattn.cli import main
 from diffattn.suites import SUITES
 from diffattn.suites.cards import make_card
+from diffattn.suites.subject import identity
 from diffattn.suites.suite import settings_of, suite_named
 
 FAST = ["--set", "loss.characters=512", "--set", "loss.windows=1", "--set", "loss.chunk=100"]
@@ -21,6 +22,13 @@ def run(place, out, *models, extra=()):
     paths = [str(place / model) for model in models]
     data = [] if "--data" in extra else ["--data", str(place / "text.jsonl")]
     return main(["eval", *paths, "--suite", "loss", "--out", str(out), *data, *FAST, *extra])
+
+
+def few(samples):
+    """Settings of few short prompts for the suites that have prompts."""
+    sizes = ("cells=2x1", "depths=0.5", f"samples={samples}", "lengths=600")
+    texts = [f"{suite}.{size}" for suite in ("retrieval", "attention") for size in sizes]
+    return [word for text in texts for word in ("--set", text)]
 
 
 def card(out, name="loss"):
@@ -54,9 +62,8 @@ def test_the_same_model_twice_is_no_difference(place, tmp_path):
 
 def test_two_hundred_draws_of_the_same_model(place, tmp_path):
     """Records of one model, measured twice: no claim of any suite finds a difference."""
-    few = ["retrieval.cells=2x1", "retrieval.depths=0.5", "retrieval.samples=3"]
-    extra = [word for text in [*few, "retrieval.lengths=600"] for word in ("--set", text)]
-    assert run(place, tmp_path / "out", "one", "one", extra=[*extra, "--suite", "all"]) == 0
+    extra = [*few(samples=3), "--suite", "all"]
+    assert run(place, tmp_path / "out", "one", "one", extra=extra) == 0
     for name in SUITES:
         files = [tmp_path / "out" / "records" / name / f"{m}-0.jsonl" for m in ("one", "one#2")]
         measured = {}
@@ -91,6 +98,21 @@ def test_arms_of_a_comparison_pair_their_seeds(place, tmp_path):
     assert found["seeds"] == 2
     assert [len(model["by_seed"]) for model in found["models"]] == [2, 2]
     assert len(list((tmp_path / "out" / "records" / "loss").iterdir())) == 4
+
+
+def test_arms_by_their_names_and_with_common_seeds_alone(place, tmp_path, capsys):
+    run_folder = tmp_path / "run"
+    shutil.copytree(place / "run", run_folder)
+    (run_folder / "runs" / "second" / "seed0" / "result.json").unlink()
+    words = [f"{run_folder}:first", f"{run_folder}:second", "--suite", "loss", *FAST]
+    words += ["--data", str(place / "text.jsonl"), "--out", str(tmp_path / "out")]
+    assert main(["eval", *words]) == 0
+    assert "first: seeds (1,) alone" in capsys.readouterr().err
+    names = {path.name for path in (tmp_path / "out" / "records" / "loss").iterdir()}
+    assert names == {"first-1.jsonl", "second-1.jsonl"}
+    header = (tmp_path / "out" / "records" / "loss" / "first-1.jsonl").read_text().split("\n")[0]
+    model = run_folder / "runs" / "first" / "seed1" / "model"
+    assert json.loads(header)["weights"] == identity(model)
 
 
 def test_resuming_measures_what_is_missing(place, tmp_path, capsys):
@@ -138,6 +160,8 @@ REFUSED = {
     "no field": (["one"], ["--set", "loss=3"], "set: expected SUITE.FIELD=VALUE, got 'loss=3'"),
     "other suite": (["one"], ["--set", "icl.shots=3"], "set: icl is not among the suites"),
     "small": (["one"], ["--set", "loss.characters=100"], "loss.characters: expected at least"),
+    "no such arm": (["run:third"], [], "MODEL: expected a folder"),
+    "no memory": (["one"], ["--memory", "30KB"], "memory: expected at least"),
     "dtype": (["one"], ["--dtype", "fp8"], "dtype: expected fp32 or bf16, got 'fp8'"),
     "long": (["one"], ["--set", "loss.characters=90000"], "loss.characters: expected at most"),
     "context": (["short"], [], "expected at most 64, the model's context"),
@@ -153,16 +177,22 @@ def test_bad_input_is_one_line(reason, place, tmp_path, capsys):
     assert sum("diffattn eval:" in line for line in told) == 1
 
 
+@pytest.mark.parametrize("size", ["4", "GB", "0GB", "4 XB"])
+def test_sizes_of_memory(size, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["eval", "m", "--suite", "loss", "--out", "o", "--memory", size])
+    assert ended.value.code == 2
+    assert f"expected a size such as 4GB or 500MB, got {size!r}" in capsys.readouterr().err
+
+
 def test_no_such_suite(place, tmp_path, capsys):
     assert main(["eval", str(place / "one"), "--suite", "los", "--out", str(tmp_path / "o")]) == 2
-    assert "suite: expected one of loss, retrieval, got 'los'" in capsys.readouterr().err
+    assert "suite: expected one of loss, retrieval, attention, got 'los'" in capsys.readouterr().err
 
 
 def test_all_suites_on_arms(place, tmp_path):
     """The two suites side by side; the models' context is long enough for few needles."""
-    few = ["retrieval.cells=2x1", "retrieval.depths=0.5", "retrieval.samples=2"]
-    extra = [word for text in few for word in ("--set", text)]
-    extra += ["--set", "retrieval.lengths=600", "--suite", "all"]
+    extra = [*few(samples=2), "--suite", "all"]
     assert run(place, tmp_path / "out", "one", "other", extra=extra) == 0
     names = {path.stem for path in (tmp_path / "out" / "cards").iterdir()}
     assert {"loss", "retrieval", "retrieval-swaps", "retrieval-choice"} <= names

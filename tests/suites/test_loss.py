@@ -12,9 +12,9 @@ from transformers import LlamaConfig
 from diffattn.data import Document
 from diffattn.data.repeats import PairCounts, frequency_cut, repeated_pairs
 from diffattn.dex.base import load_base
-from diffattn.evaluation.token_losses import token_losses
+from diffattn.evaluation.token_losses import batch_token_losses, token_losses
 from diffattn.suites import loss
-from diffattn.suites.subject import load
+from diffattn.suites.subject import Loaded, load
 from diffattn.suites.text import Text
 
 # a text of few words repeats nearly every pair, so nearly all of them may count
@@ -59,7 +59,7 @@ class Knows:
 def values(loaded, model, text):
     (window, *others) = loss.items(SETTINGS, loaded, text)
     assert not others
-    stand_in = SimpleNamespace(model=model(window.prompt), tokenizer=None, limit=None)
+    stand_in = Loaded(model(window.prompt), tokenizer=None, limit=None)
     (record,) = loss.measure(SETTINGS, stand_in, [window])
     return window, record["values"]
 
@@ -115,6 +115,15 @@ def test_chunks_give_the_losses_of_one_pass(place, chunk):
     wanted = -logits.log_softmax(-1).gather(1, ids[1:, None])[:, 0]
     got = token_losses(model, ids.tolist(), chunk=chunk)
     np.testing.assert_allclose(got, wanted.detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [7, 1000])
+def test_texts_of_a_batch_do_not_see_one_another(place, chunk):
+    model = load_base(place / "one")
+    rows = [torch.randint(300, (length,)).tolist() for length in (50, 9, 31)]
+    found = batch_token_losses(model, rows, chunk=chunk)
+    for ids, got in zip(rows, found, strict=True):
+        np.testing.assert_allclose(got, token_losses(model, ids), rtol=1e-4, atol=1e-5)
 
 
 def test_repeated_pairs():

@@ -12,13 +12,11 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import torch
 
 from diffattn.bench.sides import DTYPES, PASSES, Shape, Side, one_pass, operands
-
-_SELF = Path("/proc/self")
+from diffattn.memory import peak_of
 
 
 def peak_memory(side: Side, shape: Shape, dtype: str, device: str) -> int:
@@ -51,24 +49,7 @@ def peak_memory(side: Side, shape: Shape, dtype: str, device: str) -> int:
 def _measured(side: Side, shape: Shape, dtype: str, device: str) -> int:
     short = shape._replace(queries=16, keys=16)
     one_pass(side, operands(side, short, DTYPES[dtype], device), PASSES[1])()
-    run = one_pass(side, operands(side, shape, DTYPES[dtype], device), PASSES[1])
-    if device == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        run()
-        return torch.cuda.max_memory_allocated() - before
-    (_SELF / "clear_refs").write_text("5", encoding="ascii")  # VmHWM starts anew
-    before = _resident("VmRSS")
-    run()
-    return max(_resident("VmHWM") - before, 0)
-
-
-def _resident(name: str) -> int:
-    for line in (_SELF / "status").read_text(encoding="ascii", errors="replace").splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"this system does not tell {name}")
+    return peak_of(one_pass(side, operands(side, shape, DTYPES[dtype], device), PASSES[1]), device)
 
 
 if __name__ == "__main__":

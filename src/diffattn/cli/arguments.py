@@ -1,6 +1,7 @@
 """What command lines share: the parser, kinds of values, lines of progress."""
 
 import argparse
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -34,6 +35,15 @@ def count(text: str) -> int:
     raise argparse.ArgumentTypeError(
         f"expected a whole number such as 2000000, 2e6 or 2M, got {text!r}"
     )
+
+
+def memory(text: str) -> int:
+    """Bytes, as 4GB, 500MB or 1.5GiB."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT])(i?)B", text.strip(), re.IGNORECASE)
+    if match is None or float(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"expected a size such as 4GB or 500MB, got {text!r}")
+    step = 1024 if match[3] else 1000
+    return int(float(match[1]) * step ** ("KMGT".index(match[2].upper()) + 1))
 
 
 def names(text: str) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ import argparse
 import shlex
 import sys
 
-from diffattn.cli.arguments import Parser, again, names, said
+from diffattn.cli.arguments import Parser, again, memory, names, said
 from diffattn.errors import UserError, needs_extra
 from diffattn.suites import SUITES
 
@@ -40,6 +40,13 @@ def add(verbs: "argparse._SubParsersAction[Parser]") -> None:
         "--dtype", default="fp32", help="of weights in memory, fp32 or bf16 (default: fp32)"
     )
     parser.add_argument(
+        "--memory",
+        type=memory,
+        metavar="SIZE",
+        help="what a model and a batch may take, as in 4GB; batches are as large as that allows "
+        "(default: most of what is free)",
+    )
+    parser.add_argument(
         "--set",
         action="append",
         default=[],
@@ -72,6 +79,7 @@ def _eval(args: argparse.Namespace) -> int:
                 args.out,
                 data=args.data,
                 dtype=args.dtype,
+                memory=args.memory,
                 settings=settings,
                 resume=args.resume,
                 command=shlex.join(["diffattn", *sys.argv[1:]]),

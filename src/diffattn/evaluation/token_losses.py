@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from diffattn.evaluation.caches import with_cache
 
 
-@torch.no_grad()
 def token_losses(model: Any, ids: Sequence[int], *, chunk: int = 512) -> np.ndarray:
     """Negative log-likelihood of each token but the first.
 
@@ -25,16 +25,37 @@ def token_losses(model: Any, ids: Sequence[int], *, chunk: int = 512) -> np.ndar
     Returns:
         [L - 1] nats in fp64.
     """
+    return batch_token_losses(model, [ids], chunk=chunk)[0]
+
+
+@torch.no_grad()
+def batch_token_losses(
+    model: Any, rows: Sequence[Sequence[int]], *, chunk: int = 512
+) -> list[np.ndarray]:
+    """What `token_losses` gives, for several texts at a time.
+
+    Shorter texts are filled up behind their end, which nothing before it sees.
+
+    Args:
+        model: as there.
+        rows: tokens of each text, at least 2.
+        chunk: tokens of each text that go through the model at a time.
+
+    Returns:
+        [L - 1] nats in fp64 of each text.
+    """
     from transformers import DynamicCache
 
     was_training = model.training
     model.eval()
-    all_ids = torch.as_tensor(ids, device=model.device)
-    cache, found = DynamicCache(config=model.config), []
-    for start in range(0, len(all_ids) - 1, chunk):
-        part = all_ids[start : min(start + chunk, len(all_ids) - 1)]
-        wanted = all_ids[start + 1 : start + 1 + len(part)]
-        logits = model(input_ids=part[None], **with_cache(model, cache)).logits[0]
-        found.append(F.cross_entropy(logits.float(), wanted, reduction="none").double().cpu())
+    all_ids = pad_sequence([torch.as_tensor(ids) for ids in rows], True).to(model.device)
+    cache, found, last = DynamicCache(config=model.config), [], all_ids.shape[1] - 1
+    for start in range(0, last, chunk):
+        end = min(start + chunk, last)
+        logits = model(input_ids=all_ids[:, start:end], **with_cache(model, cache)).logits
+        wanted = all_ids[:, start + 1 : end + 1]
+        nats = F.cross_entropy(logits.float().flatten(0, 1), wanted.flatten(), reduction="none")
+        found.append(nats.view(wanted.shape).double().cpu())
     model.train(was_training)
-    return torch.cat(found).numpy()
+    every = torch.cat(found, dim=1).numpy()
+    return [nats[: len(ids) - 1] for nats, ids in zip(every, rows, strict=True)]

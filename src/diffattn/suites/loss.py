@@ -10,7 +10,8 @@ import numpy as np
 from diffattn.data import starts_with_bos
 from diffattn.data.repeats import PairCounts, frequency_cut, repeated_pairs
 from diffattn.errors import UserError
-from diffattn.evaluation.token_losses import token_losses
+from diffattn.evaluation.batches import in_batches, rows_within
+from diffattn.evaluation.token_losses import batch_token_losses
 from diffattn.report.tables import Figure, Table
 from diffattn.suites import plots
 from diffattn.suites.claim import Claim, Measure
@@ -144,8 +145,22 @@ def items(settings: Settings, loaded: Loaded, text: Text) -> list[Window]:
 
 def measure(settings: Settings, loaded: Loaded, items: Sequence[Window]) -> Iterator[Record]:
     """Values of each window: bits per byte, by bins, and nats of AR-Hit and other tokens."""
-    for window in items:
-        nats = token_losses(loaded.model, window.prompt, chunk=settings.chunk)
+    if not items:
+        return
+    longest = max(items, key=lambda window: len(window.prompt)).prompt
+
+    def losses(windows: Sequence[Window]) -> list[np.ndarray]:
+        prompts = [window.prompt for window in windows]
+        return batch_token_losses(loaded.model, prompts, chunk=settings.chunk)
+
+    # a chunk of one window is work enough for a CPU, and its values depend on no other window
+    rows = rows_within(
+        loaded.model,
+        lambda count: batch_token_losses(loaded.model, [longest] * count, chunk=settings.chunk),
+        memory=loaded.memory,
+        most=1 if loaded.model.device.type == "cpu" else min(len(items), 64),
+    )
+    for window, nats in zip(items, in_batches(items, rows, losses), strict=True):
         values: dict[str, float | None] = {
             "bits_per_byte": _bits(nats.sum(), window.sizes.sum()),
             "nats_per_token": float(nats.mean()),

@@ -17,7 +17,14 @@ from diffattn.signals import stop_requests
 from diffattn.suites.cards import Card, make_card
 from diffattn.suites.records import Record, Records
 from diffattn.suites.report import write_report
-from diffattn.suites.subject import Loaded, Subject, find_subjects, identity, load
+from diffattn.suites.subject import (
+    Loaded,
+    Subject,
+    find_subjects,
+    identity,
+    load,
+    with_common_seeds,
+)
 from diffattn.suites.suite import settings_of, suite_named, values_of
 from diffattn.suites.text import Text, text_of
 from diffattn.whole_file import write_json
@@ -37,6 +44,7 @@ def evaluate(
     *,
     data: str | None = None,
     dtype: str = "fp32",
+    memory: int | None = None,
     settings: Mapping[str, Mapping[str, str]] | None = None,
     resume: bool = False,
     command: str = "",
@@ -51,6 +59,7 @@ def evaluate(
         out: gets `records/`, `cards/NAME.json` and `report.html`.
         data: text to read, all of it held out; None as `text_of` says.
         dtype: "fp32" or "bf16".
+        memory: bytes that a model and a batch may take; None for what is free.
         settings: suite -> field -> value as text.
         resume: whether `out` may hold records, which are not measured again.
         command: for the page.
@@ -71,7 +80,11 @@ def evaluate(
         if name not in suites:
             raise UserError(f"set: {name} is not among the suites ({', '.join(suites)})")
     chosen = {name: settings_of(name, given.get(name, {})) for name in suites}
-    subjects = find_subjects(models)
+    named = find_subjects(models)
+    subjects = with_common_seeds(named)
+    for before, after in zip(named, subjects, strict=True):
+        if before.seeds != after.seeds:
+            say(f"{after.name}: seeds {after.seeds} alone, which every arm has finished")
     if folder.exists() and not folder.is_dir():
         raise UserError(f"out: expected a folder, got the file {folder}")
     if folder.exists() and any(folder.iterdir()) and not resume:
@@ -85,7 +98,7 @@ def evaluate(
         if not free:
             raise UserError(f"out: another command is at work in {folder}")
         measured, headers = _measured(
-            subjects, chosen, folder, text, dtype, say=say, should_stop=should_stop
+            subjects, chosen, folder, text, dtype, memory, say=say, should_stop=should_stop
         )
     tokenizers = {header["tokenizer"] for found in headers.values() for header in found}
     cards: dict[str, Card] = {}
@@ -119,6 +132,7 @@ def _measured(
     folder: Path,
     text: Text,
     dtype: str,
+    memory: int | None,
     *,
     say: Callable[[str], None],
     should_stop: Callable[[], bool],
@@ -126,17 +140,22 @@ def _measured(
     """Records by suite, subject and seed; headers by subject, one for each suite and seed."""
     found: dict[str, dict[str, list[dict[str, Record]]]] = {name: {} for name in chosen}
     headers: dict[str, list[dict[str, Any]]] = {}
-    places = [(subject, seed) for subject in subjects for seed in range(len(subject.models))]
-    for place, (subject, seed) in enumerate(places):
+    places = [
+        (subject, seed, path)
+        for subject in subjects
+        for seed, path in zip(subject.seeds or (0,), subject.models, strict=True)
+    ]
+    for place, (subject, seed, path) in enumerate(places):
         what = f"{subject.name}, seed {seed}" if len(subject.models) > 1 else subject.name
         # a function of its own, so that no two models are in memory
         for name, header, records in _of_model(
-            subject.models[seed],
+            path,
             chosen,
             folder / "records",
             f"{subject.name}-{seed}.jsonl",
             text,
             dtype,
+            memory,
             say=lambda line, at=(place + 1, what): say(f"[{at[0]}/{len(places)}] {at[1]}, {line}"),
             should_stop=should_stop,
         ):
@@ -152,12 +171,13 @@ def _of_model(
     file: str,
     text: Text,
     dtype: str,
+    memory: int | None,
     *,
     say: Callable[[str], None],
     should_stop: Callable[[], bool],
 ) -> list[tuple[str, dict[str, Any], dict[str, Record]]]:
     """Name, header and records of each suite."""
-    loaded, known = load(path, DTYPES[dtype]), identity(path)
+    loaded, known = load(path, DTYPES[dtype], memory), identity(path)
     found = []
     for name, values in chosen.items():
         suite = suite_named(name)

@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,13 @@ class Subject:
         name: in cards and pictures; no other subject has it.
         models: folder of each seed's model, in order; one for a model that stands alone.
         data: folder of the text of the comparison that it is an arm of, or None.
+        seeds: number of each model's seed; None of a model that stands alone.
     """
 
     name: str
     models: tuple[Path, ...]
     data: Path | None = None
+    seeds: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -39,18 +41,21 @@ class Loaded:
         model: a causal language model of Hugging Face's interface, in evaluation mode.
         tokenizer: its own.
         limit: tokens of its longest context, or None where its configuration names none.
+        memory: bytes that the model and a batch may take, or None for what is free.
     """
 
     model: Any
     tokenizer: Any
     limit: int | None
+    memory: int | None = None
 
 
 def find_subjects(given: Sequence[str]) -> list[Subject]:
     """What the MODEL arguments name.
 
     Args:
-        given: folders with config.json, or folders OUT/runs/ARM of `diffattn compare`.
+        given: folders with config.json, or folders OUT/runs/ARM of `diffattn compare`, also written
+            as OUT:ARM.
 
     Returns:
         A subject for each; a name that comes again gets a number.
@@ -61,16 +66,45 @@ def find_subjects(given: Sequence[str]) -> list[Subject]:
     subjects: list[Subject] = []
     for text in given:
         path = Path(text).expanduser()
-        found = _model(path) or _arm(path)
+        run, colon, arm = str(path).rpartition(":")
+        found = _model(path) or _arm(path) or (_arm(Path(run) / "runs" / arm) if colon else None)
         if found is None:
             raise UserError(
-                "MODEL: expected a folder with config.json, or an arm OUT/runs/ARM of a "
-                f"comparison, got {text}"
+                "MODEL: expected a folder with config.json, or an arm OUT/runs/ARM (or OUT:ARM) of "
+                f"a comparison, got {text}"
             )
         repeats = sum(re.sub(r"#\d+$", "", other.name) == found.name for other in subjects)
         name = f"{found.name}#{repeats + 1}" if repeats else found.name
-        subjects.append(Subject(name, found.models, found.data))
+        subjects.append(replace(found, name=name))
     return subjects
+
+
+def with_common_seeds(subjects: Sequence[Subject]) -> list[Subject]:
+    """Arms with the seeds alone that all of them have finished, for these are paired.
+
+    Raises:
+        UserError: there is no such seed.
+    """
+    arms = [set(subject.seeds) for subject in subjects if subject.seeds is not None]
+    if not arms:
+        return list(subjects)
+    common = set.intersection(*arms)
+    if not common:
+        raise UserError("MODEL: the arms have finished no seed in common, so none can be paired")
+    return [
+        subject
+        if subject.seeds is None
+        else replace(
+            subject,
+            models=tuple(
+                model
+                for seed, model in zip(subject.seeds, subject.models, strict=True)
+                if seed in common
+            ),
+            seeds=tuple(sorted(common)),
+        )
+        for subject in subjects
+    ]
 
 
 def _model(path: Path) -> Subject | None:
@@ -96,15 +130,25 @@ def _arm(path: Path) -> Subject | None:
     if not seeds:
         return None
     # a run is finished when its result is there: the model is saved before it
-    models = tuple(p / "model" for _, p in seeds if (p / "result.json").is_file())
-    if not models:
+    finished = [(seed, p) for seed, p in seeds if (p / "result.json").is_file()]
+    if not finished:
         raise UserError(f"MODEL: {path} has no finished run; diffattn compare --resume goes on")
     data = path.resolve().parents[1] / "data"
-    return Subject(path.resolve().name, models, data if data.is_dir() else None)
+    return Subject(
+        path.resolve().name,
+        tuple(p / "model" for _, p in finished),
+        data if data.is_dir() else None,
+        tuple(seed for seed, _ in finished),
+    )
 
 
-def load(folder: Path, dtype: torch.dtype) -> Loaded:
+def load(folder: Path, dtype: torch.dtype, memory: int | None = None) -> Loaded:
     """Load a model and its tokenizer from its folder, to the best device.
+
+    Args:
+        folder: of the model.
+        dtype: of its weights in memory.
+        memory: bytes that it and a batch may take, or None for what is free.
 
     Raises:
         UserError: either cannot be loaded; nothing is downloaded, no code of the folder runs.
@@ -112,7 +156,7 @@ def load(folder: Path, dtype: torch.dtype) -> Loaded:
     model = load_base(folder, dtype=dtype)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     limit = getattr(model.config, "max_position_embeddings", None)
-    return Loaded(model, load_tokenizer(folder), limit)
+    return Loaded(model, load_tokenizer(folder), limit, memory)
 
 
 def identity(folder: Path) -> str:
