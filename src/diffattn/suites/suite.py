@@ -14,7 +14,7 @@ from diffattn.suites.records import Record
 from diffattn.suites.subject import Loaded
 from diffattn.suites.text import Text
 
-SUITES = ("loss", "retrieval")
+SUITES = ("loss", "retrieval", "icl")
 
 
 class Item(Protocol):
