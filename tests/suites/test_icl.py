@@ -10,13 +10,15 @@ import torch
 from transformers import LlamaConfig
 
 from diffattn.cli import main
-from diffattn.data import train_tokenizer
+from diffattn.data import load_tokenizer, train_tokenizer
 from diffattn.data.classification import labelled_texts, split_labelled
 from diffattn.data.shot_order import order_shots
 from diffattn.data.shot_prompts import ShotPrompts, shortest_prefixes
 from diffattn.dex.base import load_base
 from diffattn.errors import UserError
 from diffattn.evaluation.bootstrap import bootstrap_interval, verdict_of
+from diffattn.evaluation.continuations import ReadContext
+from diffattn.evaluation.label_choice import LabelChoice
 from diffattn.evaluation.order_spread import expected_range, order_spread, pair_agreement
 from diffattn.suites import icl
 
@@ -188,12 +190,12 @@ def test_orders():
 def test_what_does_not_fit_is_refused_or_flagged(tokenizer):
     with pytest.raises(UserError, match=r"icl.shots: 8 are .* tokens .* expected at most 200"):
         run(tokenizer, truth, limit=200)
-    records, model, found, _ = run(tokenizer, truth, limit=200, fewer=True)
+    records, _, found, _ = run(tokenizer, truth, limit=200, fewer=True)
     used = found[0].used
     assert 1 <= used < 8
     assert all(record["flags"] == [f"{used} of 8 shots fit"] for record in records)
     assert max(len(c) for c in found[0].contexts) + max(len(i.question) for i in found) <= 200
-    with pytest.raises(UserError, match="icl.shots: expected at most"):
+    with pytest.raises(UserError, match=r"icl\.shots: expected at most"):
         run(tokenizer, truth, shots=(99999,))
 
 
@@ -215,10 +217,6 @@ def test_spread_against_its_floors():
 
 def test_the_likeliest_label_is_that_of_all_scores(place):
     model = load_base(place / "other", dtype=torch.float32)
-    from diffattn.data import load_tokenizer
-    from diffattn.evaluation.continuations import ReadContext
-    from diffattn.evaluation.label_choice import LabelChoice
-
     tokenizer = load_tokenizer(place / "other")
     names = ["peace", "people", "peace work", "union", "strong state"]
     prompts = ShotPrompts(tokenizer, ("text", "label"), names)
@@ -253,7 +251,7 @@ def test_files_of_text_and_label(tmp_path):
 
 
 def test_the_command_and_the_same_model_twice(place, tmp_path, capsys):
-    fast = ["icl.shots=4", "icl.tests=12", "icl.orders=2", "icl.classes=3"]
+    fast = ["icl.shots=4", "icl.tests=12", "icl.orders=2", "icl.classes=3", "icl.kinds=random"]
     sets = [part for one in fast for part in ("--set", one)]
     text = ["--data", str(place / "text.jsonl"), *sets]
     models = [str(place / "one"), str(place / "one")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from diffattn.data.answers import starts_with_bos
 from diffattn.data.many_shot import Example
@@ -47,7 +47,8 @@ class ShotPrompts:
             raise UserError(f"tokenizer: it gives the same tokens for some of {sorted(labels)}")
 
     def _ids(self, text: str) -> list[int]:
-        return self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        found = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return cast(list[int], found)
 
     def _label(self, label: str) -> list[int]:
         stem = f"{self._names[1]}:"
