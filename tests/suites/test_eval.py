@@ -10,11 +10,11 @@ import time
 import pytest
 
 from diffattn.cli import main
-from diffattn.suites import SUITES
 from diffattn.suites.cards import make_card
 from diffattn.suites.subject import identity
 from diffattn.suites.suite import settings_of, suite_named
 
+PROMPTED = ("loss", "retrieval", "attention")
 FAST = ["--set", "loss.characters=512", "--set", "loss.windows=1", "--set", "loss.chunk=100"]
 
 
@@ -62,9 +62,9 @@ def test_the_same_model_twice_is_no_difference(place, tmp_path):
 
 def test_two_hundred_draws_of_the_same_model(place, tmp_path):
     """Records of one model, measured twice: no claim of any suite finds a difference."""
-    extra = [*few(samples=3), "--suite", "all"]
+    extra = [*few(samples=3), "--suite", ",".join(PROMPTED)]
     assert run(place, tmp_path / "out", "one", "one", extra=extra) == 0
-    for name in SUITES:
+    for name in PROMPTED:
         files = [tmp_path / "out" / "records" / name / f"{m}-0.jsonl" for m in ("one", "one#2")]
         measured = {}
         for file in files:
@@ -187,12 +187,15 @@ def test_sizes_of_memory(size, capsys):
 
 def test_no_such_suite(place, tmp_path, capsys):
     assert main(["eval", str(place / "one"), "--suite", "los", "--out", str(tmp_path / "o")]) == 2
-    assert "suite: expected one of loss, retrieval, attention, got 'los'" in capsys.readouterr().err
+    assert (
+        "suite: expected one of loss, retrieval, attention, icl, got 'los'"
+        in capsys.readouterr().err
+    )
 
 
 def test_all_suites_on_arms(place, tmp_path):
     """The two suites side by side; the models' context is long enough for few needles."""
-    extra = [*few(samples=2), "--suite", "all"]
+    extra = [*few(samples=2), "--suite", ",".join(PROMPTED)]
     assert run(place, tmp_path / "out", "one", "other", extra=extra) == 0
     names = {path.stem for path in (tmp_path / "out" / "cards").iterdir()}
     assert {"loss", "retrieval", "retrieval-swaps", "retrieval-choice"} <= names
